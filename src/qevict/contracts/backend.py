@@ -1,0 +1,125 @@
+"""The attention backend: attends over whatever mixture results."""
+
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+import attrs
+from jaxtyping import Float32
+from torch import Tensor
+
+from qevict.contracts.quantizer import Quantizer
+from qevict.contracts.rotary import Rotary
+from qevict.contracts.values import Codes, Need
+from qevict.shapes import BlockPool, LaneMask, LaneTokens, LaneWindows, Mass, PerLane, Queries, TokenVectors
+
+
+@attrs.frozen(eq=False)
+class EncodedSegment:
+    """Windows that live as codes.
+
+    Attributes:
+        keys: quantizer of the (pre-RoPE) keys.
+        values: quantizer of the values.
+        key_codes: the pool's key arrays ``[heads, slots, ...]``, lent.
+        value_codes: the pool's value arrays, lent.
+        slots: slot of each window of each lane; any valid slot where absent.
+    """
+
+    keys: Quantizer
+    values: Quantizer
+    key_codes: Codes
+    value_codes: Codes
+    slots: LaneWindows
+
+
+@attrs.frozen(eq=False)
+class View:
+    """Everything that one layer's lanes can attend to, as segments with per-lane extents.
+
+    The columns of ``positions`` and ``present`` run over the dense windows first, then over each encoded segment.
+
+    Attributes:
+        sink_keys: rotated keys of the sinks, ``[lanes, heads, sinks, head_dim]``.
+        sink_values: values of the sinks.
+        keys: pool of rotated dense keys.
+        values: pool of dense values.
+        slots: dense slot of each dense window.
+        encoded: segments that live as codes.
+        positions: first true position of every window.
+        present: False for filler columns.
+        lengths: true tokens of each lane; a stored token counts only below its lane's length.
+        rotary: to turn decoded keys; None where nothing is encoded.
+        rotary_offset: rotary minus true position, by lane.
+    """
+
+    sink_keys: TokenVectors
+    sink_values: TokenVectors
+    keys: BlockPool
+    values: BlockPool
+    slots: LaneWindows
+    encoded: tuple[EncodedSegment, ...]
+    positions: LaneWindows
+    present: LaneMask
+    lengths: PerLane
+    rotary: Rotary | None
+    rotary_offset: PerLane
+
+
+@attrs.frozen(eq=False)
+class Query:
+    """The queries of one forward.
+
+    Attributes:
+        vectors: rotated queries.
+        positions: true position of each query; -1 for pads, which see nothing and give no mass.
+        scaling: factor on the dot products.
+    """
+
+    vectors: Queries
+    positions: LaneTokens
+    scaling: float
+
+
+@attrs.frozen(eq=False)
+class Attended:
+    """What attention gives back.
+
+    Attributes:
+        output: ``[lanes, heads, group, tokens, head_dim]`` in the dtype of the queries.
+        lse: natural log-sum-exp of the scaled dot products, per query.
+        mass: by window, summed over the queries; None if not asked for.
+        protected_mass: on the sinks, summed over the queries; None if not asked for.
+    """
+
+    output: Queries
+    lse: Float32[Tensor, "lanes heads group tokens"]
+    mass: Mass | None = None
+    protected_mass: Float32[Tensor, "lanes q_heads"] | None = None
+
+
+class AttentionBackend(ABC):
+    """Attends over dense and encoded segments. A frozen value.
+
+    Laws:
+        * The output equals fp32 softmax attention over the decoded keys and values: causal in true positions, within
+          1e-5 for fp32 and a few ulp for 16-bit dtypes.
+        * Splitting or ordering segments differently changes nothing beyond that tolerance.
+        * Mass of all windows and ``protected_mass`` add up to the number of (non-pad) queries, per query head.
+        * ``mass`` alone equals the mass of ``attend`` and never holds an L x L matrix.
+        * Filler columns and unwritten tokens get a probability of exactly 0.
+
+    Attributes:
+        provides: what a scorer may need of this backend.
+    """
+
+    name: ClassVar[str]
+    provides: ClassVar[frozenset[Need]]
+
+    @abstractmethod
+    def attend(self, query: Query, view: View, *, want_mass: bool) -> Attended:
+        """Attend; with ``want_mass`` also report where the probability went."""
+
+    @abstractmethod
+    def mass(self, query: Query, view: View) -> Mass:
+        """The masses only: a second pass beside attention that somebody else computed."""
+

@@ -1,0 +1,53 @@
+"""The scorer: which windows matter."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from qevict.contracts.values import Need, Observation, Windows
+from qevict.shapes import Scores
+
+State = Mapping[str, Tensor]
+"""A scorer's memory: named fp32 tensors with leading axes ``[lanes, windows]``; moved, reordered and billed by the engine."""
+
+Rankings = Mapping[str, Tensor]
+"""One or more named ``[lanes, windows]`` rankings, higher means keep."""
+
+IMPORTANCE = "importance"
+"""Name of the ranking that routers read when a scorer has only one."""
+
+
+class Scorer(ABC):
+    """Says which windows matter. A scorer is a frozen value; what it remembers is the state that it is handed.
+
+    Laws:
+        * Pure: neither the state nor the observation is changed; equal input, equal output.
+        * fp32, whatever dtype the model computes in.
+        * Lanes are strangers: a lane's scores depend on that lane alone.
+        * Results depend on a window's position and history, never on its column or storage slot.
+        * No host synchronisation (no ``.item()``, ``nonzero`` or boolean indexing).
+
+    Attributes:
+        name: the name in files and on the command line.
+        needs: what :meth:`update` reads from an observation; nothing else is computed.
+        prompt_queries: how many of the prompt's last queries the prompt's masses are summed over; None for all.
+    """
+
+    name: ClassVar[str]
+    needs: ClassVar[frozenset[Need]] = frozenset()
+    prompt_queries: int | None = None
+
+    @abstractmethod
+    def start(self, lanes: int, windows: int, device: torch.device) -> State:
+        """The state of windows that nothing was observed of yet."""
+
+    @abstractmethod
+    def update(self, state: State, observation: Observation) -> State:
+        """The state after one more forward."""
+
+    @abstractmethod
+    def rank(self, state: State, windows: Windows) -> Mapping[str, Scores]:
+        """Rank the windows; absent columns are ignored."""

@@ -1,0 +1,149 @@
+"""The frozen values that pass between the parts."""
+
+import enum
+from collections.abc import Mapping
+from typing import Literal
+
+import attrs
+import torch
+from torch import Tensor
+
+from qevict.shapes import LaneMask, LaneTokens, LaneWindows, Mass, TokenVectors
+
+Granularity = Literal["row", "kv_head"]
+"""Which unit decides on its own: a row (all KV heads share one decision) or each (row, KV head) pair."""
+
+PROTECTED = -1
+"""Place of a window that has not aged yet: full precision, never ranked."""
+
+
+class Need(enum.Enum):
+    """What a scorer asks to be shown. What is not declared is not computed."""
+
+    MASS = "mass"
+    KEYS = "keys"
+    VALUES = "values"
+
+
+@attrs.frozen
+class Geometry:
+    """The sizes of a model's cache.
+
+    Attributes:
+        layers: layers that the policy owns.
+        q_heads: query heads of one layer.
+        kv_heads: key/value heads of one layer.
+        head_dim: channels of one key or value.
+        dtype: the dtype in which full precision is stored.
+    """
+
+    layers: int
+    q_heads: int
+    kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of one token in one layer at full precision: key and value of every KV head."""
+        return 2 * self.kv_heads * self.head_dim * self.dtype.itemsize
+
+
+@attrs.frozen(eq=False)
+class Windows:
+    """The windows of one layer, as a rectangle over its lanes.
+
+    Columns are grouped by storage and ascending in position inside a group; lanes with fewer windows have absent
+    columns. Nothing may depend on the order of columns.
+
+    Attributes:
+        positions: first true position of each window in its row.
+        present: False for filler.
+        candidate: may be ranked now (present and aged).
+        place: tier index now, or ``PROTECTED``.
+        candidates: how many candidates each lane has, known on the host.
+    """
+
+    positions: LaneWindows
+    present: LaneMask
+    candidate: LaneMask
+    place: LaneWindows
+    candidates: tuple[int, ...]
+
+
+@attrs.frozen(eq=False)
+class Observation:
+    """What one forward showed of one layer.
+
+    Attributes:
+        mass: attention mass by window, summed over the queries of this forward (at the prompt: over those that the
+            scorer asked for); None unless ``Need.MASS`` is declared.
+        keys: the forward's new keys as the model rotated them; None unless ``Need.KEYS`` is declared.
+        values: the forward's new values; None unless ``Need.VALUES`` is declared.
+        columns: column of the window that each new token fell into; -1 for sinks and pads.
+        windows: number of columns.
+    """
+
+    columns: LaneTokens
+    windows: int
+    mass: Mass | None = None
+    keys: TokenVectors | None = None
+    values: TokenVectors | None = None
+
+    def sum_by_window(self, amounts: Tensor) -> Tensor:
+        """Add up ``[lanes, tokens]`` amounts of the new tokens by the window that each fell into, in fp32."""
+        sums = torch.zeros(amounts.shape[0], self.windows + 1, dtype=torch.float32, device=amounts.device)
+        into = torch.where(self.columns < 0, self.windows, self.columns)
+        return sums.scatter_add_(1, into, amounts.float())[:, : self.windows]
+
+
+@attrs.frozen(eq=False)
+class Costs:
+    """What windows cost, in bytes.
+
+    Attributes:
+        tier_bytes: bytes of one window by tier, bookkeeping included.
+        kept: ``[lanes, windows, tiers]``: the ledger keeps codes of this tier for the window while it lives in a hotter
+            one, at this tier's bytes; None when no window owns codes, so that plans can be counted on the host.
+    """
+
+    tier_bytes: tuple[int, ...]
+    kept: Tensor | None = None
+
+
+@attrs.frozen(eq=False)
+class MovePlan:
+    """Where every window shall live.
+
+    Attributes:
+        place: ``[lanes, windows]``: tier index; the number of tiers for eviction; ``PROTECTED`` where it was.
+        counts: windows by lane and tier, where the router knows them without asking the device.
+    """
+
+    place: LaneWindows
+    counts: tuple[tuple[int, ...], ...] | None = None
+
+
+@attrs.frozen
+class ArraySpec:
+    """One named array of a stored block: its shape per (head, slot), and its dtype."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes per head and slot."""
+        return torch.Size(self.shape).numel() * self.dtype.itemsize
+
+
+Codes = Mapping[str, Tensor]
+"""What a store holds for some windows: named arrays with leading axes ``[heads, windows]``."""
+
+Layout = Mapping[str, ArraySpec]
+"""The arrays of a stored block, by name."""
+
+
+def layout_bytes(layout: Layout) -> int:
+    """Bytes of one block per head."""
+    return sum(spec.nbytes for spec in layout.values())

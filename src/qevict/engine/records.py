@@ -1,0 +1,186 @@
+"""The engine's table of records: one line per live window, flat over lanes, so that no lane pays for another."""
+
+from collections.abc import Sequence
+
+import attrs
+import torch
+from torch import Tensor
+
+from qevict.contracts.scorer import State
+from qevict.contracts.values import PROTECTED
+
+_WINDOW_BITS = 40
+
+
+@attrs.frozen(eq=False)
+class Grid:
+    """The records as a rectangle over lanes: columns of the dense segment first, then of each encoded one.
+
+    Attributes:
+        index: ``[lanes, columns]`` line of each column; any valid line where absent.
+        present: False for filler.
+        widths: columns of each segment.
+    """
+
+    index: Tensor
+    present: Tensor
+    widths: tuple[int, ...]
+
+    def spread(self, column: Tensor) -> Tensor:
+        """A column of the table as ``[lanes, columns, ...]``; filler repeats some other line."""
+        return column[self.index]
+
+    def collect(self, rectangle: Tensor, lines: int) -> Tensor:
+        """The inverse of :meth:`spread`."""
+        flat = rectangle.new_empty((lines + 1, *rectangle.shape[2:]))
+        flat[torch.where(self.present, self.index, lines)] = rectangle
+        return flat[:lines].clone()
+
+
+@attrs.frozen(eq=False)
+class Records:
+    """Lines sorted by lane, then segment, then window.
+
+    Attributes:
+        counts: lines by segment and lane, on the host.
+        window: index of each window in its row; its first true position is ``sinks + window * window_tokens``.
+        place: tier, or ``PROTECTED``.
+        moves: how often the window changed tier.
+        slots: ``[lines, segments]`` slot in each pool, -1 for none; codes that outlive a promotion keep theirs.
+        state: the scorer's columns.
+        opened: windows opened so far, by lane.
+        starts: ``[lanes, segments]`` first line of each segment.
+        sizes: ``[lanes, segments]`` lines of each segment.
+        opened_on_device: ``opened`` as a tensor.
+    """
+
+    counts: tuple[tuple[int, ...], ...]
+    window: Tensor
+    place: Tensor
+    moves: Tensor
+    slots: Tensor
+    state: State
+    opened: tuple[int, ...]
+    starts: Tensor
+    sizes: Tensor
+    opened_on_device: Tensor
+
+    @property
+    def lanes(self) -> int:
+        """Number of lanes."""
+        return len(self.opened)
+
+    @property
+    def lines(self) -> int:
+        """Live windows of all lanes."""
+        return self.window.shape[0]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole table."""
+        own = (self.window, self.place, self.moves, self.slots, self.starts, self.sizes, self.opened_on_device)
+        return sum(tensor.nbytes for tensor in (*own, *self.state.values()))
+
+    def lane_of(self) -> Tensor:
+        """Lane of each line."""
+        totals = self.sizes.sum(1)
+        lanes = torch.arange(self.lanes, device=totals.device)
+        return lanes.repeat_interleave(totals, output_size=self.lines)
+
+    def grid(self) -> Grid:
+        """The rectangle over lanes; its operator count depends on nothing but the number of segments."""
+        widths = tuple(max(segment) for segment in self.counts)
+        index, present = [], []
+        for segment, width in enumerate(widths):
+            steps = torch.arange(width, device=self.starts.device)
+            index.append(self.starts[:, segment : segment + 1] + steps)
+            present.append(steps < self.sizes[:, segment : segment + 1])
+        return Grid(torch.cat(index, 1).clamp_(max=max(self.lines - 1, 0)), torch.cat(present, 1), widths)
+
+    def take(self, lines: Tensor) -> "dict[str, Tensor | State]":
+        """Columns of some lines."""
+        return {
+            "window": self.window[lines],
+            "place": self.place[lines],
+            "moves": self.moves[lines],
+            "slots": self.slots[lines],
+            "state": {name: column[lines] for name, column in self.state.items()},
+        }
+
+
+def empty(lanes: int, segments: int, state: State, device: torch.device) -> Records:
+    """A table without a line."""
+    return _lay_out(
+        tuple((0,) * lanes for _ in range(segments)),
+        window=torch.empty(0, dtype=torch.int32, device=device),
+        place=torch.empty(0, dtype=torch.int8, device=device),
+        moves=torch.empty(0, dtype=torch.int16, device=device),
+        slots=torch.empty(0, segments, dtype=torch.int32, device=device),
+        state={name: column[0] for name, column in state.items()},
+        opened=(0,) * lanes,
+    )
+
+
+def opened_until(records: Records, until: Sequence[int], slots: Tensor, state: State) -> Records:
+    """The table with new protected windows in every lane, up to ``until``; ``slots`` are theirs in the dense pool."""
+    device = records.window.device
+    new = [goal - old for goal, old in zip(until, records.opened, strict=True)]
+    counts = torch.tensor(new, device=device)
+    total = slots.shape[0]
+    lane = torch.arange(records.lanes, device=device).repeat_interleave(counts, output_size=total)
+    first = records.opened_on_device - (counts.cumsum(0) - counts)
+    fresh = torch.full((total, records.slots.shape[1]), -1, dtype=torch.int32, device=device)
+    fresh[:, 0] = slots
+    window = (torch.arange(total, device=device) + first[lane]).int()
+    order = _order(
+        torch.cat((records.lane_of(), lane)),
+        torch.cat((segments_of(records), torch.zeros_like(lane))),
+        torch.cat((records.window, window)),
+        records.slots.shape[1],
+    )
+    dense = tuple(old + more for old, more in zip(records.counts[0], new, strict=True))
+    return _lay_out(
+        (dense, *records.counts[1:]),
+        window=torch.cat((records.window, window))[order],
+        place=torch.cat((records.place, torch.full_like(window, PROTECTED, dtype=torch.int8)))[order],
+        moves=torch.cat((records.moves, torch.zeros_like(window, dtype=torch.int16)))[order],
+        slots=torch.cat((records.slots, fresh))[order],
+        state={name: torch.cat((column, state[name][0]))[order] for name, column in records.state.items()},
+        opened=tuple(until),
+    )
+
+
+def kept(records: Records, keep: Tensor, segment: Tensor, counts: tuple[tuple[int, ...], ...]) -> Records:
+    """The table with the lines of ``keep`` only, sorted into their new segments."""
+    total = sum(map(sum, counts))
+    lines = torch.nonzero_static(keep, size=total)[:, 0]
+    order = _order(records.lane_of()[lines], segment[lines], records.window[lines], len(counts))
+    return _lay_out(counts, opened=records.opened, **records.take(lines[order]))  # type: ignore[arg-type]
+
+
+def segments_of(records: Records) -> Tensor:
+    """Segment of each line, from the table's own extents."""
+    flat = records.sizes.flatten()
+    names = torch.arange(records.sizes.shape[1], device=flat.device).repeat(records.lanes)
+    return names.repeat_interleave(flat, output_size=records.lines)
+
+
+def _order(lane: Tensor, segment: Tensor, window: Tensor, segments: int) -> Tensor:
+    return (((lane * segments + segment) << _WINDOW_BITS) + window).argsort()
+
+
+def _lay_out(
+    counts: tuple[tuple[int, ...], ...],
+    *,
+    window: Tensor,
+    place: Tensor,
+    moves: Tensor,
+    slots: Tensor,
+    state: State,
+    opened: tuple[int, ...],
+) -> Records:
+    sizes = torch.tensor(counts, dtype=torch.int64, device=window.device).T.contiguous()
+    flat = sizes.flatten()
+    starts = (flat.cumsum(0) - flat).view_as(sizes)
+    opened_on_device = torch.tensor(opened, dtype=torch.int64, device=window.device)
+    return Records(counts, window, place, moves, slots, state, opened, starts, sizes, opened_on_device)

@@ -1,0 +1,158 @@
+"""A policy wired to a model: every size and byte price that follows from the two, computed once."""
+
+import math
+from functools import cached_property
+
+import attrs
+import torch
+
+from qevict.contracts.quantizer import Quantizer
+from qevict.contracts.rotary import Rotary
+from qevict.contracts.values import ArraySpec, Geometry, Layout, layout_bytes
+from qevict.policy import Policy
+
+PAPER_OVERHEAD = 1.05
+"""Factor on codes in the paper's accounting, for scales and zero points (notes on arXiv 2608.05326, section 4.5)."""
+
+_INT64, _INT32, _INT16, _INT8 = 8, 4, 2, 1
+
+
+@attrs.frozen(eq=False, slots=False)
+class Wiring:
+    """What the engine knows before the first token.
+
+    Attributes:
+        policy: the composition.
+        geometry: the model's sizes.
+        rotary: turns decoded keys; None where no tier encodes.
+    """
+
+    policy: Policy
+    geometry: Geometry
+    rotary: Rotary | None
+
+    def __deepcopy__(self, _memo: object) -> "Wiring":
+        return self
+
+    @cached_property
+    def lanes_per_row(self) -> int:
+        """1, or the number of KV heads."""
+        return 1 if self.policy.granularity == "row" else self.geometry.kv_heads
+
+    @cached_property
+    def heads(self) -> int:
+        """KV heads in one lane."""
+        return self.geometry.kv_heads // self.lanes_per_row
+
+    @cached_property
+    def codecs(self) -> tuple[tuple[Quantizer, Quantizer], ...]:
+        """Quantizers of the encoded tiers, hot to cold."""
+        return tuple(tier.codec for tier in self.policy.tiers if tier.codec is not None)
+
+    @cached_property
+    def segments(self) -> int:
+        """Pools of one layer: the dense pool, then one for each encoded tier."""
+        return 1 + len(self.codecs)
+
+    @cached_property
+    def first_segment(self) -> int:
+        """Segment of tier 0: the dense pool if it keeps full precision."""
+        return self.segments - len(self.policy.tiers)
+
+    def segment_of(self, place: torch.Tensor) -> torch.Tensor:
+        """Segment of each place; protected windows live in the dense pool."""
+        return (place + self.first_segment).clamp(min=0)
+
+    @cached_property
+    def layouts(self) -> tuple[Layout, ...]:
+        """Arrays of one block in each segment; keys and values apart."""
+        window, head_dim = self.policy.window_tokens, self.geometry.head_dim
+        dense = ArraySpec((window, head_dim), self.geometry.dtype)
+        coded = (
+            {f"keys.{name}": spec for name, spec in keys.layout(window, head_dim).items()}
+            | {f"values.{name}": spec for name, spec in values.layout(window, head_dim).items()}
+            for keys, values in self.codecs
+        )
+        return ({"keys": dense, "values": dense}, *coded)
+
+    @cached_property
+    def block_bytes(self) -> tuple[int, ...]:
+        """Bytes of one window of one lane in each segment."""
+        return tuple(self.heads * layout_bytes(layout) for layout in self.layouts)
+
+    @cached_property
+    def record_bytes(self) -> int:
+        """Bytes of bookkeeping per live window: identity, place, count of moves, slots, scorer state."""
+        state = self.policy.scorer.start(1, 1, torch.device("cpu"))
+        own = sum(tensor.nbytes for tensor in state.values())
+        return _INT32 + _INT8 + _INT16 + _INT32 * self.segments + own
+
+    @cached_property
+    def sink_bytes(self) -> int:
+        """Bytes of one lane's sinks."""
+        return self.policy.sink_tokens * self.lane_token_bytes
+
+    @cached_property
+    def lane_token_bytes(self) -> int:
+        """Bytes of one full-precision token of one lane."""
+        return self.geometry.token_bytes // self.lanes_per_row
+
+    @cached_property
+    def lane_bytes(self) -> int:
+        """Bytes of bookkeeping per lane: extents of its segments, windows opened."""
+        return 2 * _INT64 * self.segments + _INT64
+
+    @cached_property
+    def row_bytes(self) -> int:
+        """Bytes per row held once per cache: its rotary offset, the drift flag, and the shared rotary table."""
+        table = 0 if self.rotary is None else self.rotary.inverse_frequencies.nbytes
+        return _INT64 + _INT8 + table
+
+    @cached_property
+    def tier_bytes(self) -> tuple[int, ...]:
+        """What one window of one lane is billed in each tier."""
+        if self.policy.accounting == "paper":
+            return tuple(self.paper_bytes(segment) for segment in range(self.first_segment, self.segments))
+        return tuple(block + self.record_bytes for block in self.block_bytes[self.first_segment :])
+
+    def paper_bytes(self, segment: int) -> int:
+        """Bytes of one window of one lane in the paper's accounting."""
+        dense = self.policy.window_tokens * self.lane_token_bytes
+        if segment == 0:
+            return dense
+        keys, values = self.codecs[segment - 1]
+        return math.ceil(dense * (keys.bits + values.bits) / 2 / (8 * self.geometry.dtype.itemsize) * PAPER_OVERHEAD)
+
+    @cached_property
+    def reserve_windows(self) -> int:
+        """Most windows that a lane holds unranked: the recent region, and room until the next event."""
+        policy = self.policy
+        tokens = policy.protected_tokens + policy.window_tokens - 1 + policy.period_tokens
+        return -(-tokens // policy.window_tokens)
+
+    @cached_property
+    def reserve_bytes(self) -> int:
+        """Bytes of a lane that no router sees: sinks, unranked windows, bookkeeping."""
+        if self.policy.accounting == "paper":
+            return (self.policy.sink_tokens + self.policy.protected_tokens) * self.lane_token_bytes
+        return self.sink_bytes + self.lane_bytes + self.reserve_windows * (self.block_bytes[0] + self.record_bytes)
+
+    def lane_budgets(self, tokens: int) -> tuple[int | None, ...]:
+        """Bytes that one lane of a row of ``tokens`` tokens may take, by layer; None for no limit."""
+        layers, policy = self.geometry.layers, self.policy
+        if policy.budget is None or tokens < policy.min_tokens:
+            return (None,) * layers
+        total = policy.budget.row_bytes(stepped(tokens), self.geometry.token_bytes * layers)
+        if policy.accounting == "exact":
+            total -= self.row_bytes
+        return tuple(share // self.lanes_per_row for share in policy.router.share(max(total, 0), self.geometry))
+
+
+def stepped(tokens: int) -> int:
+    """``tokens`` rounded down to a step between 1/128 and 1/64 of itself.
+
+    Budgets that follow the length grow in these steps, so that pools are laid out anew rarely and what that copies stays
+    proportional to the tokens that came.
+    """
+    step = max(0, tokens.bit_length() - 7)
+    return tokens >> step << step

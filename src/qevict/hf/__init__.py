@@ -1,0 +1,6 @@
+"""The Hugging Face floor: the only importer of transformers."""
+
+from qevict.hf.attach import Session, attach
+from qevict.hf.cache import Cache
+
+__all__ = ["Cache", "Session", "attach"]

@@ -1,0 +1,155 @@
+"""Attach a policy to a model, and take it off again without a trace."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor
+
+from qevict.errors import InputError, UnsupportedModelError, UnsupportedOperationError
+from qevict.hf import attention
+from qevict.hf.cache import Cache
+from qevict.hf.compat import CACHE_ARGUMENT
+from qevict.hf.names import name_for
+from qevict.hf.support import wire
+from qevict.policy import Policy
+
+
+@attrs.frozen(eq=False)
+class Session:
+    """A model with a policy attached; what ``with qevict.attach(model, policy) as session`` gives.
+
+    Attributes:
+        model: the model.
+        policy: the policy of the caches that this session makes.
+    """
+
+    model: Any
+    policy: Policy
+
+    def cache(self) -> Cache:
+        """A new, empty cache under the session's policy."""
+        return Cache(self.model, self.policy)
+
+    @torch.no_grad()
+    def prefill(self, input_ids: Tensor, attention_mask: Tensor | None = None, *, chunk_tokens: int | None = None) -> Cache:
+        """Read a context into a new cache and compress it, before any question is known.
+
+        Args:
+            input_ids: ``[rows, tokens]``.
+            attention_mask: ``[rows, tokens]``, 0 for left pads.
+            chunk_tokens: read the context in pieces of that many tokens; it stays whole until the last one.
+
+        Returns:
+            The filled cache. Ask with ``generate(question_ids, cache=cache.fork())``.
+        """
+        cache = self.cache()
+        tokens = input_ids.shape[1]
+        cache.expect(tokens)
+        step = chunk_tokens or tokens
+        positions = None if attention_mask is None else (attention_mask.cumsum(1) - 1).clamp(min=0)
+        for start in range(0, tokens, step):
+            until = min(start + step, tokens)
+            self.model.base_model(
+                input_ids[:, start:until],
+                attention_mask=None if attention_mask is None else attention_mask[:, :until],
+                position_ids=None if positions is None else positions[:, start:until],
+                use_cache=True,
+                **{CACHE_ARGUMENT: cache},
+            )
+        return cache
+
+    def generate(self, input_ids: Tensor, *, cache: Cache | None = None, **kwargs: Any) -> Any:
+        """``model.generate`` under the policy: greedy decoding and sampling.
+
+        Args:
+            input_ids: ``[rows, tokens]``: a prompt, or, with ``cache``, only what is new since the cache was filled.
+            cache: a cache to go on from, which is changed (fork it to keep it); None for a new one.
+            **kwargs: as ``model.generate`` takes them.
+
+        Raises:
+            UnsupportedOperationError: beams, assisted decoding, or a caller's own cache arguments.
+        """
+        _refuse_modes(self.model, kwargs)
+        if cache is None:
+            cache = self.cache()
+            cache.expect(input_ids.shape[1])
+        elif kwargs.get("attention_mask") is None or kwargs["attention_mask"].shape[1] == input_ids.shape[1]:
+            kwargs["attention_mask"] = _whole_mask(cache, input_ids, kwargs.get("attention_mask"))
+        return self.model.generate(input_ids, use_cache=True, **{CACHE_ARGUMENT: cache}, **kwargs)
+
+
+@contextmanager
+def attach(model: Any, policy: Policy) -> Iterator[Session]:
+    """Let a policy rule the caches of a model.
+
+    Nothing of the model is changed but the name of its attention implementation, which is put back on the way out, also
+    after an exception. Caches of other kinds work on as before.
+
+    Args:
+        model: a transformers causal language model.
+        policy: checked against the model here, before any token.
+
+    Raises:
+        UnsupportedModelError: the model cannot be served.
+        PolicyError: the policy does not fit the model.
+    """
+    wire(model, policy)
+    before = _implementations(model.config)
+    name = name_for(model.config._attn_implementation)  # noqa: SLF001 - its only home
+    if name is None:
+        msg = f"attention implementation {model.config._attn_implementation!r} has no stand-in; load the model with \
+attn_implementation='sdpa' or 'eager'"  # noqa: SLF001 - its only home
+        raise UnsupportedModelError(msg)
+    attention.register()
+    model.set_attn_implementation(name)
+    try:
+        yield Session(model, policy)
+    finally:
+        model.set_attn_implementation(before)
+
+
+def _implementations(config: Any) -> dict[str, Any]:
+    """The implementation of a config and of every sub-config, in the form that transformers takes back."""
+    own: dict[str, Any] = {"": config._attn_implementation}  # noqa: SLF001 - its only home
+    for key in config.sub_configs:
+        child = getattr(config, key, None)
+        if child is not None:
+            own[key] = _implementations(child) if child.sub_configs else child._attn_implementation  # noqa: SLF001
+    return own
+
+
+def _refuse_modes(model: Any, kwargs: dict[str, Any]) -> None:
+    config = kwargs.get("generation_config") or model.generation_config
+
+    def wish(name: str) -> Any:
+        return kwargs.get(name, getattr(config, name, None))
+
+    for name, remedy in (("cache", "give it as cache="), ("past_key_values", "give it as cache=")):
+        if name in kwargs:
+            msg = f"session.generate makes and passes the cache itself; {name}: {remedy}"
+            raise UnsupportedOperationError(msg)
+    if (wish("num_beams") or 1) > 1:
+        msg = "beam search is not supported by a qevict cache yet; use num_beams=1"
+        raise UnsupportedOperationError(msg)
+    if wish("assistant_model") is not None or wish("prompt_lookup_num_tokens"):
+        msg = "assisted and prompt-lookup decoding are not supported by a qevict cache yet; drop assistant_model and \
+prompt_lookup_num_tokens"
+        raise UnsupportedOperationError(msg)
+    if kwargs.get("use_cache") is False:
+        msg = "use_cache=False leaves nothing for a policy to rule; call model.generate instead"
+        raise UnsupportedOperationError(msg)
+    kwargs.pop("use_cache", None)
+
+
+def _whole_mask(cache: Cache, input_ids: Tensor, new: Tensor | None) -> Tensor:
+    """The mask over everything seen and the new tokens, from what the cache knows of its left pads."""
+    clock, (rows, tokens) = cache.engine.clock, input_ids.shape
+    if clock.tokens and len(clock.tokens) != rows:
+        msg = f"the cache holds {len(clock.tokens)} rows, the inputs have {rows}"
+        raise InputError(msg)
+    pads = torch.tensor([clock.seen - own for own in clock.tokens], device=input_ids.device)[:, None]
+    past = (torch.arange(clock.seen, device=input_ids.device) >= pads).long()
+    return torch.cat((past, torch.ones(rows, tokens).to(past) if new is None else new.to(past)), dim=1)

@@ -1,0 +1,111 @@
+"""The attention functions: a policy's own layers go through the engine, everything else to the model's own."""
+
+import importlib
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import eager_mask, sdpa_mask
+
+from qevict.engine.engine import Incoming
+from qevict.errors import InputError
+from qevict.hf.cache import CacheLayer, layer_of
+from qevict.hf.names import BASES
+
+_OWN_MASK = "_qevict_mask"
+"""Attribute on masks that our mask functions made; a mask without it came from the caller."""
+
+
+def register() -> None:
+    """Make the two names known to transformers; doing it twice changes nothing."""
+    masks = {"sdpa": sdpa_mask, "eager": eager_mask}
+    for name, base in BASES.items():
+        AttentionInterface.register(name, partial(attend, base=base))
+        AttentionMaskInterface.register(name, partial(_mask, base=masks[base]))
+
+
+def _mask(*args: Any, base: Callable[..., Tensor | None], **kwargs: Any) -> Tensor | None:
+    mask = base(*args, **kwargs)
+    if mask is not None:
+        setattr(mask, _OWN_MASK, True)
+    return mask
+
+
+def attend(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    base: str,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """Attention as transformers calls it; a foreign cache passes through untouched."""
+    own = _model_attention(module, base)
+    layer = layer_of(key)
+    if layer is None:
+        return own(module, query, key, value, attention_mask, **kwargs)
+    layer.turn.end()
+    return _through_engine(layer, own, module, query, key, value, attention_mask, kwargs), None
+
+
+def _through_engine(
+    layer: CacheLayer,
+    own: Callable[..., tuple[Tensor, Tensor | None]],
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    kwargs: dict[str, Any],
+) -> Tensor:
+    position_ids = kwargs.get("position_ids")
+    if position_ids is None:
+        msg = f"{type(module).__name__} hands no position_ids to attention; this model cannot be served"
+        raise InputError(msg)
+    _check_mask(mask)
+
+    def native(keys: Tensor, values: Tensor) -> Tensor:
+        return own(module, query, keys, values, mask, **kwargs)[0]
+
+    scaling = kwargs.get("scaling")
+    incoming = Incoming(
+        query=query,
+        keys=key,
+        values=value,
+        scaling=query.shape[-1] ** -0.5 if scaling is None else scaling,
+        native=native,
+        valid=_validity(mask, query.shape[0], query.shape[2]),
+        position_ids=position_ids,
+    )
+    return layer.engine.step(layer.index, incoming)
+
+
+def _model_attention(module: torch.nn.Module, base: str) -> Callable[..., tuple[Tensor, Tensor | None]]:
+    """The function that the model would have called without us."""
+    if base == "sdpa":
+        return sdpa_attention_forward
+    own: Callable[..., tuple[Tensor, Tensor | None]] = importlib.import_module(
+        type(module).__module__
+    ).eager_attention_forward
+    return own
+
+
+def _check_mask(mask: Tensor | None) -> None:
+    if mask is not None and not hasattr(mask, _OWN_MASK):
+        msg = "a 4-D attention mask of your own cannot be honoured by a policy; give the 2-D mask of the tokenizer"
+        raise InputError(msg)
+
+
+def _validity(mask: Tensor | None, rows: int, tokens: int) -> Tensor | None:
+    """``[rows, tokens]`` which of the new tokens are real: the last query sees every real key."""
+    if mask is None:
+        return None
+    seen = mask[:, 0, -1, -tokens:]
+    seen = seen if seen.dtype == torch.bool else seen == 0
+    return seen.expand(rows, -1)

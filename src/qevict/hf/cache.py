@@ -1,0 +1,199 @@
+"""The cache that a model's forward fills: transformers' surface over the engine."""
+
+import copy
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import attrs
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache as TransformersCache
+from transformers.cache_utils import CacheLayerMixin
+
+from qevict.engine.engine import Engine
+from qevict.engine.report import Report, make_report
+from qevict.engine.wiring import Wiring
+from qevict.errors import NotAttachedError, UnsupportedOperationError
+from qevict.hf import names
+from qevict.hf.support import wire
+from qevict.policy import Policy
+
+TAG = "_qevict_layer"
+"""Attribute by which keys carry their layer from ``update`` to the attention function."""
+
+
+@attrs.define(eq=False)
+class Turn:
+    """The handshake between ``update`` and attention: whose keys are on the way. Shared by the layers of one cache."""
+
+    config: Any
+    pending: "CacheLayer | None" = None
+
+    def begin(self, layer: "CacheLayer") -> None:
+        """Keys leave ``layer`` for attention.
+
+        Raises:
+            NotAttachedError: the model does not attend through this library, so nobody would pick them up.
+        """
+        if self.pending is not None or self.config._attn_implementation not in names.BASES:  # noqa: SLF001 - its only home
+            msg = "this cache needs its policy attached to the model: use `with qevict.attach(model, policy):` around every \
+forward and generate that is given the cache"
+            raise NotAttachedError(msg)
+        self.pending = layer
+
+    def end(self) -> None:
+        """Attention has picked them up."""
+        self.pending = None
+
+    def __deepcopy__(self, _memo: object) -> "Turn":
+        return Turn(self.config)
+
+
+class CacheLayer(CacheLayerMixin):
+    """One owned layer. Stores nothing itself: its keys and values live in the engine's pools."""
+
+    is_sliding = False
+    is_compileable = False
+    is_croppable = False
+
+    def __init__(self, index: int, engine: Engine, turn: Turn) -> None:
+        super().__init__()
+        self.index, self.engine, self.turn = index, engine, turn
+        self.incoming: tuple[Tensor, Tensor] | None = None
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Nothing to do: the engine opens a layer at its first step."""
+
+    def update(self, key_states: Tensor, value_states: Tensor, *_args: object, **_kwargs: object) -> tuple[Tensor, Tensor]:
+        """Hold the new keys for the attention call that follows; returns a fresh view that names this layer."""
+        self.turn.begin(self)
+        tagged = key_states.view(key_states.shape)
+        setattr(tagged, TAG, self)
+        return tagged, value_states
+
+    def get_seq_length(self) -> int:
+        """Tokens seen, pads included; what is stored is another number."""
+        return self.engine.clock.seen
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Masks speak of tokens seen."""
+        return self.engine.clock.seen + query_length, 0
+
+    def get_max_length(self) -> int:
+        """No limit."""
+        return -1
+
+    def reset(self) -> NoReturn:
+        """Refused; a new cache costs nothing."""
+        _refuse("reset", "make a new cache instead")
+
+    def crop(self, tokens_to_remove: Any) -> NoReturn:  # noqa: ARG002 - transformers' signature
+        """Refused: evicted tokens cannot come back."""
+        _refuse("crop", "assisted and prompt-lookup decoding are not supported; fork the cache before tokens you may undo")
+
+    def activate_past_recording(self) -> NoReturn:
+        """The first thing that assisted decoding asks for; refused before any token."""
+        _refuse("assisted decoding", "use greedy decoding or sampling")
+
+    def reorder_cache(self, beam_idx: Tensor) -> NoReturn:  # noqa: ARG002 - transformers' signature
+        """Refused."""
+        _refuse("beam search", "use num_beams=1")
+
+    def batch_repeat_interleave(self, repeats: int) -> NoReturn:  # noqa: ARG002 - transformers' signature
+        """Refused."""
+        _refuse("batch_repeat_interleave", "repeat the inputs before the prompt is cached")
+
+    def batch_select_indices(self, indices: Tensor) -> NoReturn:  # noqa: ARG002 - transformers' signature
+        """Refused."""
+        _refuse("batch_select_indices", "select the rows before the prompt is cached")
+
+    def offload(self) -> NoReturn:
+        """Refused."""
+        _refuse("offloading", "a policy decides where bytes live")
+
+    def prefetch(self) -> NoReturn:
+        """Refused."""
+        _refuse("offloading", "a policy decides where bytes live")
+
+
+class Cache(TransformersCache):
+    """A KV cache that a policy rules: give it to ``model.generate`` or to a forward while the policy is attached.
+
+    State lives here and nowhere else: caches on one model never disturb each other.
+
+    Args:
+        model: a model that a policy is attached to.
+        policy: what rules this cache; it need not be the attached one.
+
+    Raises:
+        NotAttachedError: nothing is attached to the model.
+        UnsupportedModelError: the model cannot be served.
+        PolicyError: the policy does not fit the model.
+    """
+
+    def __init__(self, model: Any, policy: Policy) -> None:
+        if getattr(model.config, "_attn_implementation", None) not in names.BASES:
+            msg = "no policy is attached to this model; make the cache inside `with qevict.attach(model, policy):`"
+            raise NotAttachedError(msg)
+        engine, turn = Engine.start(wire(model, policy)), Turn(model.config)
+        layers = [CacheLayer(index, engine, turn) for index in range(engine.wiring.geometry.layers)]
+        super().__init__(layers=layers)
+
+    @property
+    def engine(self) -> Engine:
+        """The storage beneath."""
+        return self.layers[0].engine
+
+    @property
+    def wiring(self) -> Wiring:
+        """Sizes and prices."""
+        return self.engine.wiring
+
+    @property
+    def policy(self) -> Policy:
+        """What rules this cache."""
+        return self.wiring.policy
+
+    def expect(self, prompt_tokens: int) -> None:
+        """Announce the length of the prompt, pads included, so that it may come in several forwards.
+
+        Without it, the first forward is the prompt.
+
+        Raises:
+            UnsupportedOperationError: the prompt is over.
+        """
+        if self.engine.clock.seen:
+            _refuse("expect", "announce the prompt before the first forward")
+        self.engine.clock.prompt_tokens = prompt_tokens
+
+    def fork(self) -> "Cache":
+        """An independent copy: ask many questions of one context, each on a fork of its own."""
+        return copy.deepcopy(self)
+
+    def kept_positions(self, layer: int) -> list[list[int]]:
+        """True positions held in a layer, lane by lane (rows, or rows x KV heads), whatever the tier."""
+        return self.engine.kept_positions(layer)
+
+    def nbytes(self) -> int:
+        """Bytes of everything allocated for this cache."""
+        return self.engine.nbytes
+
+    def report(self) -> Report:
+        """Bytes by kind, windows by tier, moves."""
+        return make_report(self.engine)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.engine.clock.seen} tokens seen, {self.nbytes()} bytes, {self.policy!r})"
+
+
+def _refuse(what: str, remedy: str) -> NoReturn:
+    msg = f"a qevict cache does not support {what}: {remedy}"
+    raise UnsupportedOperationError(msg)
+
+
+Attend = Callable[..., tuple[Tensor, Tensor | None]]
+
+
+def layer_of(keys: torch.Tensor) -> CacheLayer | None:
+    """The layer that sent these keys, or None for a foreign cache."""
+    return getattr(keys, TAG, None)

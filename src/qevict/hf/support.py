@@ -1,0 +1,106 @@
+"""Which models a policy can serve; every refusal names its reason."""
+
+from typing import Any
+
+import torch
+
+from qevict.contracts.values import Geometry
+from qevict.engine.wiring import Wiring
+from qevict.errors import UnsupportedModelError
+from qevict.hf.compat import INSTALLED, OLDEST
+from qevict.hf.rotary import read_rotary
+from qevict.policy import Policy
+
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+"""``config.model_type`` of the families whose attention is checked by tests."""
+
+
+def check_model(model: Any) -> None:
+    """Refuse what cannot be served.
+
+    Raises:
+        UnsupportedModelError: with the reason.
+    """
+    config = getattr(model, "config", None)
+    if config is None or not hasattr(model, "set_attn_implementation"):
+        msg = f"a policy attaches to a transformers model, got {type(model).__name__}"
+        raise UnsupportedModelError(msg)
+    for reason in (
+        _old_library(),
+        _wrong_family(config),
+        _sliding(config),
+        _training(model),
+        _odd_heads(config),
+        _several_devices(model),
+    ):
+        if reason:
+            msg = f"{type(model).__name__} cannot be served: {reason}"
+            raise UnsupportedModelError(msg)
+
+
+def wire(model: Any, policy: Policy) -> Wiring:
+    """Everything that a cache of this model under this policy needs to know.
+
+    Raises:
+        UnsupportedModelError: the model cannot be served.
+        PolicyError: a quantizer cannot pack the model's head_dim.
+    """
+    check_model(model)
+    config = model.config
+    heads = config.num_attention_heads
+    geometry = Geometry(
+        layers=config.num_hidden_layers,
+        q_heads=heads,
+        kv_heads=config.num_key_value_heads,
+        head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+        dtype=policy.dtype or model.dtype,
+    )
+    encodes = any(tier.codec is not None for tier in policy.tiers)
+    # A table is read even if nothing is encoded, so that a model whose keys cannot be turned is refused either way.
+    rotary = read_rotary(model)
+    wiring = Wiring(policy, geometry, rotary if encodes else None)
+    _ = wiring.layouts
+    return wiring
+
+
+def _old_library() -> str | None:
+    if INSTALLED < OLDEST:
+        return f"transformers {INSTALLED} is too old; install transformers>={OLDEST}"
+    return None
+
+
+def _wrong_family(config: Any) -> str | None:
+    if getattr(config, "is_encoder_decoder", False):
+        return "encoder-decoder models keep a second, cross-attention cache"
+    if config.model_type not in FAMILIES:
+        return f"model type {config.model_type!r} is not supported yet; supported: {', '.join(FAMILIES)}"
+    return None
+
+
+def _sliding(config: Any) -> str | None:
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    uses_window = getattr(config, "use_sliding_window", True) and getattr(config, "sliding_window", None)
+    if kinds != {"full_attention"} or (uses_window and config.model_type == "mistral"):
+        return "it has sliding-window layers, which already drop tokens; they are not supported yet"
+    return None
+
+
+def _training(model: Any) -> str | None:
+    if model.training:
+        return "it is in training mode; call model.eval() first"
+    return None
+
+
+def _odd_heads(config: Any) -> str | None:
+    if config.num_attention_heads % config.num_key_value_heads:
+        return f"{config.num_attention_heads} query heads do not divide by {config.num_key_value_heads} KV heads"
+    return None
+
+
+def _several_devices(model: Any) -> str | None:
+    devices = {parameter.device for parameter in model.parameters()}
+    if len(devices) > 1:
+        return f"its weights lie on several devices ({', '.join(sorted(map(str, devices)))}), which is not supported yet"
+    if torch.device("meta") in devices:
+        return "its weights are not loaded (meta device)"
+    return None

@@ -1,0 +1,182 @@
+"""A policy: a frozen composition of parts that validates itself."""
+
+from collections.abc import Iterable
+
+import attrs
+import torch
+
+from qevict.contracts.backend import AttentionBackend
+from qevict.contracts.budget import Accounting, Budget, to_budget
+from qevict.contracts.ledger import Ledger
+from qevict.contracts.quantizer import Quantizer
+from qevict.contracts.router import TierRouter
+from qevict.contracts.scorer import Scorer
+from qevict.contracts.store import Store
+from qevict.contracts.values import Granularity
+from qevict.errors import PolicyError
+
+_STORED_DTYPES = (None, torch.float32, torch.bfloat16, torch.float16)
+
+
+def _whole_number(least: int) -> "attrs._ValidatorType[int]":
+    def check(_instance: object, attribute: "attrs.Attribute[int]", value: int) -> None:
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            msg = f"{attribute.name} must be a whole number of at least {least}, got {value!r}"
+            raise PolicyError(msg)
+
+    return check
+
+
+def _one_of(*allowed: object) -> "attrs._ValidatorType[object]":
+    def check(_instance: object, attribute: "attrs.Attribute[object]", value: object) -> None:
+        if value not in allowed:
+            msg = f"{attribute.name}={value!r} is not allowed; allowed: {', '.join(map(repr, allowed))}"
+            raise PolicyError(msg)
+
+    return check
+
+
+def _part(contract: type, *, optional: bool = False) -> "attrs._ValidatorType[object]":
+    def check(_instance: object, attribute: "attrs.Attribute[object]", value: object) -> None:
+        if isinstance(value, contract) or (optional and value is None):
+            return
+        hint = "; names are for files and the command line, Python code passes objects" if isinstance(value, str) else ""
+        if isinstance(value, type):
+            hint = f"; pass an instance: {value.__name__}()"
+        msg = f"{attribute.name} must be a {contract.__name__}, got {value!r}{hint}"
+        raise PolicyError(msg)
+
+    return check
+
+
+def _parts_of(keys: Quantizer | None, values: Quantizer | None, name: str) -> None:
+    if (keys is None) != (values is None):
+        msg = f"tier {name!r} quantizes only one of keys and values; give both or neither"
+        raise PolicyError(msg)
+
+
+@attrs.frozen
+class Tier:
+    """An ordered place for windows.
+
+    Args:
+        name: unique in its policy.
+        keys: quantizer of the keys; None keeps full precision.
+        values: quantizer of the values; None keeps full precision.
+    """
+
+    name: str
+    keys: Quantizer | None = attrs.field(default=None, validator=_part(Quantizer, optional=True))
+    values: Quantizer | None = attrs.field(default=None, validator=_part(Quantizer, optional=True))
+    store: Store = attrs.field(kw_only=True, validator=_part(Store))
+
+    def __attrs_post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name:
+            msg = f"a tier needs a name, got {self.name!r}"
+            raise PolicyError(msg)
+        _parts_of(self.keys, self.values, self.name)
+
+    @property
+    def codec(self) -> tuple[Quantizer, Quantizer] | None:
+        """Quantizers of keys and values, or None for full precision."""
+        return None if self.keys is None or self.values is None else (self.keys, self.values)
+
+
+def _tiers(value: Iterable[Tier]) -> tuple[Tier, ...]:
+    return tuple(value)
+
+
+@attrs.frozen(kw_only=True)
+class Policy:
+    """What is kept of a KV cache, where and how: a value that compares, hashes and prints.
+
+    Args:
+        scorer: which windows matter.
+        router: in which tier each window lives.
+        tiers: hot to cold; what fits in none is evicted.
+        ledger: what stays known of a window while it moves.
+        backend: how attention reads the mixture.
+        budget: bytes per row: ``Fraction(0.2)``, ``Bytes(...)``, ``Tokens(...)``, their text (``"20 %"``), or None for no
+            limit. A fraction is of what a full cache in the stored dtype would hold for the row now.
+        window_tokens: tokens that are routed together.
+        period_tokens: a routing event follows whenever that many tokens have come.
+        sink_tokens: first tokens of a row, always in full precision.
+        recent_tokens: last tokens of a row, always in full precision; at least 1, the token just written.
+        granularity: whether KV heads of a row decide together (``"row"``) or apart (``"kv_head"``).
+        dtype: dtype in which full precision is stored (sinks and recent tokens included); None for the model's.
+        accounting: ``"exact"`` bills every byte; ``"paper"`` bills codes times 1.05 and nothing else.
+        min_tokens: rows shorter than that are left whole.
+        strict: raise when the protected tokens alone exceed the budget; otherwise the report names the overshoot.
+
+    Raises:
+        PolicyError: the composition cannot work; the message names the part and the remedy.
+        BudgetError: the budget is not one.
+    """
+
+    scorer: Scorer = attrs.field(validator=_part(Scorer))
+    router: TierRouter = attrs.field(validator=_part(TierRouter))
+    tiers: tuple[Tier, ...] = attrs.field(converter=_tiers)
+    ledger: Ledger = attrs.field(validator=_part(Ledger))
+    backend: AttentionBackend = attrs.field(validator=_part(AttentionBackend))
+    budget: Budget | None = attrs.field(default=None, converter=to_budget)
+    window_tokens: int = attrs.field(default=8, validator=_whole_number(1))
+    period_tokens: int = attrs.field(default=8, validator=_whole_number(1))
+    sink_tokens: int = attrs.field(default=5, validator=_whole_number(0))
+    recent_tokens: int = attrs.field(default=32, validator=_whole_number(0))
+    granularity: Granularity = attrs.field(default="row", validator=_one_of("row", "kv_head"))
+    dtype: torch.dtype | None = attrs.field(default=None, validator=_one_of(*_STORED_DTYPES))
+    accounting: Accounting = attrs.field(default="exact", validator=_one_of("exact", "paper"))
+    min_tokens: int = attrs.field(default=0, validator=_whole_number(0))
+    strict: bool = False
+
+    def __attrs_post_init__(self) -> None:
+        _check_tiers(self.tiers)
+        self.router.check(len(self.tiers))
+        for tier in self.tiers:
+            if tier.codec is not None:
+                # Any even head_dim shows whether windows of that length can be encoded; the model's is checked at attach.
+                for quantizer in tier.codec:
+                    quantizer.layout(self.window_tokens, 64)
+        missing = self.scorer.needs - self.backend.provides
+        if missing:
+            wanted = ", ".join(sorted(need.value for need in missing))
+            msg = f"scorer {self.scorer.name!r} needs {wanted}, which backend {self.backend.name!r} does not provide"
+            raise PolicyError(msg)
+
+    def __deepcopy__(self, _memo: object) -> "Policy":
+        return self
+
+    @property
+    def protected_tokens(self) -> int:
+        """Recent tokens that are never ranked; the token just written is always one of them."""
+        return max(self.recent_tokens, 1)
+
+    def with_tier(self, name: str, **changes: object) -> "Policy":
+        """A policy in which one tier is changed: ``policy.with_tier("int2", keys=PerChannel(bits=4), ...)``.
+
+        Raises:
+            PolicyError: no tier has that name.
+        """
+        if name not in {tier.name for tier in self.tiers}:
+            msg = f"no tier is named {name!r}; tiers: {', '.join(tier.name for tier in self.tiers)}"
+            raise PolicyError(msg)
+        tiers = (attrs.evolve(tier, **changes) if tier.name == name else tier for tier in self.tiers)  # type: ignore[arg-type]
+        return attrs.evolve(self, tiers=tuple(tiers))
+
+
+def _check_tiers(tiers: tuple[Tier, ...]) -> None:
+    if not tiers or not all(isinstance(tier, Tier) for tier in tiers):
+        msg = f"tiers must be one Tier or more, hot to cold, got {tiers!r}"
+        raise PolicyError(msg)
+    names = [tier.name for tier in tiers]
+    if len(set(names)) < len(names):
+        msg = f"tier names must differ, got {names}"
+        raise PolicyError(msg)
+    if any(tier.codec is None for tier in tiers[1:]):
+        msg = "only the first tier may keep full precision: two such tiers on the device would be one"
+        raise PolicyError(msg)
+    for tier in tiers:
+        if not tier.store.attended:
+            msg = f"tier {tier.name!r} lives in store {tier.store.name!r}, which attention cannot read; offloaded tiers \
+are not supported yet"
+            raise PolicyError(msg)

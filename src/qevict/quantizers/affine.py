@@ -1,0 +1,143 @@
+"""Asymmetric min-max grids: KIVI's keys per channel and values per token."""
+
+from typing import ClassVar
+
+import attrs
+import torch
+from torch import Tensor
+
+from qevict.contracts.quantizer import Quantizer
+from qevict.contracts.values import ArraySpec, Codes, Layout
+from qevict.errors import PolicyError
+from qevict.quantizers.packing import CODES_PER_GROUP, pack, packed_bytes, unpack
+from qevict.quantizers.rounding import round_down, round_up
+
+_PARAMETER_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+
+
+def _known_bits(_instance: object, _attribute: object, value: int) -> None:
+    if value not in CODES_PER_GROUP:
+        msg = f"bits={value!r} cannot be packed; allowed: {', '.join(map(str, CODES_PER_GROUP))}"
+        raise PolicyError(msg)
+
+
+def _known_dtype(_instance: object, _attribute: object, value: torch.dtype) -> None:
+    if value not in _PARAMETER_DTYPES:
+        msg = f"scales cannot be stored as {value!r}; allowed: {', '.join(map(str, _PARAMETER_DTYPES))}"
+        raise PolicyError(msg)
+
+
+@attrs.frozen
+class PerChannel(Quantizer):
+    """One grid per channel over the tokens of a window: the axis for keys, whose outliers keep to their channels.
+
+    ``code = round((x - zero) / scale)`` with ``zero = min`` and ``scale = (max - min) / (2^bits - 1)`` over the group,
+    both rounded outwards to the parameters' dtype, and codes computed against the stored grid. KIVI (arXiv 2402.02750),
+    section 3; here the group is the window, as in QEvict (arXiv 2608.05326). Differs: KIVI and the QEvict authors round
+    scale and zero to nearest, which lets data fall off the grid where an offset exceeds what the dtype resolves.
+
+    Args:
+        bits: 2 (default), 3, 4 or 8.
+        parameters: dtype of scale and zero point; values beyond +-65504 need float32 or bfloat16.
+
+    Bytes per window and KV head: ``head_dim * (window * bits / 8 + 2 * itemsize)``.
+    """
+
+    name: ClassVar[str] = "per_channel"
+    bits: int = attrs.field(default=2, validator=_known_bits)
+    parameters: torch.dtype = attrs.field(default=torch.float16, validator=_known_dtype)
+
+    @property
+    def min_snr_db(self) -> float:
+        """6 dB a bit, less what a min-max grid over few samples loses."""
+        return _promised_snr_db(self.bits)
+
+    def layout(self, window_tokens: int, head_dim: int) -> Layout:
+        """Codes channel by channel, and a scale and zero point per channel."""
+        if window_tokens == 1:
+            msg = "per_channel needs windows of at least 2 tokens: the minimum of one token is its maximum, and nothing \
+would be quantised; use per_token or longer windows"
+            raise PolicyError(msg)
+        return _layout(self.bits, self.parameters, window_tokens, head_dim, groups=head_dim)
+
+    def encode(self, x: Tensor) -> Codes:
+        """Group along the tokens of each channel."""
+        return _encode(x.float().transpose(-1, -2), self.bits, self.parameters, groups_first=True)
+
+    def decode(self, codes: Codes, head_dim: int) -> Tensor:
+        """Rebuild windows in fp32."""
+        grid = _unpacked(codes, self.bits, head_dim)
+        return (grid * codes["scale"].float()[..., None] + codes["zero"].float()[..., None]).transpose(-1, -2)
+
+
+@attrs.frozen
+class PerToken(Quantizer):
+    """One grid per token over the channels of a head: the axis for values, whose outliers keep to their tokens.
+
+    The grid is that of :class:`PerChannel`. KIVI (arXiv 2402.02750), section 3; here the group is the whole head.
+
+    Args:
+        bits: 2 (default), 3, 4 or 8.
+        parameters: dtype of scale and zero point.
+
+    Bytes per window and KV head: ``window * (head_dim * bits / 8 + 2 * itemsize)``.
+    """
+
+    name: ClassVar[str] = "per_token"
+    bits: int = attrs.field(default=2, validator=_known_bits)
+    parameters: torch.dtype = attrs.field(default=torch.float16, validator=_known_dtype)
+
+    @property
+    def min_snr_db(self) -> float:
+        """6 dB a bit, less what a min-max grid over a head of normal samples loses."""
+        return _promised_snr_db(self.bits)
+
+    def layout(self, window_tokens: int, head_dim: int) -> Layout:
+        """Codes channel by channel, and a scale and zero point per token."""
+        return _layout(self.bits, self.parameters, window_tokens, head_dim, groups=window_tokens)
+
+    def encode(self, x: Tensor) -> Codes:
+        """Group along the channels of each token."""
+        return _encode(x.float().transpose(-1, -2), self.bits, self.parameters, groups_first=False)
+
+    def decode(self, codes: Codes, head_dim: int) -> Tensor:
+        """Rebuild windows in fp32."""
+        grid = _unpacked(codes, self.bits, head_dim).transpose(-1, -2)
+        return grid * codes["scale"].float()[..., None] + codes["zero"].float()[..., None]
+
+
+def _promised_snr_db(bits: int) -> float:
+    return 6.02 * bits - 7.5
+
+
+def _layout(bits: int, parameters: torch.dtype, window_tokens: int, head_dim: int, groups: int) -> Layout:
+    """Both kinds pack ``[head_dim, window]``, so that the tokens of a channel lie side by side."""
+    codes = window_tokens * head_dim
+    if codes % CODES_PER_GROUP[bits]:
+        msg = f"{codes} codes of {bits} bits (window {window_tokens} x head_dim {head_dim}) do not fill whole bytes; \
+window x head_dim must be a multiple of {CODES_PER_GROUP[bits]}: change window_tokens or bits"
+        raise PolicyError(msg)
+    return {
+        "codes": ArraySpec((packed_bytes(codes, bits),), torch.uint8),
+        "scale": ArraySpec((groups,), parameters),
+        "zero": ArraySpec((groups,), parameters),
+    }
+
+
+def _encode(x: Tensor, bits: int, parameters: torch.dtype, *, groups_first: bool) -> Codes:
+    """Encode ``[heads, windows, head_dim, window]`` with groups along the last axis, or along the one before."""
+    along = -1 if groups_first else -2
+    low, high = x.amin(along, keepdim=True), x.amax(along, keepdim=True)
+    zero = round_down(low, parameters)
+    scale = round_up((high - zero.float()) / (2**bits - 1), parameters)
+    step = torch.where(scale > 0, scale, 1).float()
+    codes = ((x - zero.float()) / step).round_().clamp_(0, 2**bits - 1).to(torch.uint8)
+    return {
+        "codes": pack(codes.flatten(-2), bits),
+        "scale": scale.squeeze(along),
+        "zero": zero.squeeze(along),
+    }
+
+
+def _unpacked(codes: Codes, bits: int, head_dim: int) -> Tensor:
+    return unpack(codes["codes"], bits).unflatten(-1, (head_dim, -1)).float()

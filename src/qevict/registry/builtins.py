@@ -1,0 +1,61 @@
+"""The built-in parts. They come through the same hooks as everybody else's."""
+# ruff: noqa: PLC0415 - a part is imported when parts are asked for, not when a plugin imports `hookimpl`
+
+from collections.abc import Iterable
+
+from qevict.contracts.backend import AttentionBackend
+from qevict.contracts.ledger import Ledger
+from qevict.contracts.quantizer import Quantizer
+from qevict.contracts.router import TierRouter
+from qevict.contracts.scorer import Scorer
+from qevict.contracts.store import Store
+from qevict.registry.hookspecs import hookimpl
+
+
+@hookimpl
+def qevict_scorers() -> Iterable[type[Scorer]]:
+    """Accumulated attention, and recency."""
+    from qevict.scorers.cumulative import CumulativeAttention
+    from qevict.scorers.recency import Recency
+
+    return [CumulativeAttention, Recency]
+
+
+@hookimpl
+def qevict_quantizers() -> Iterable[type[Quantizer]]:
+    """Affine grids over channels and over tokens."""
+    from qevict.quantizers.affine import PerChannel, PerToken
+
+    return [PerChannel, PerToken]
+
+
+@hookimpl
+def qevict_routers() -> Iterable[type[TierRouter]]:
+    """Hottest tier first, in bytes."""
+    from qevict.routers.greedy import GreedyTiers
+
+    return [GreedyTiers]
+
+
+@hookimpl
+def qevict_ledgers() -> Iterable[type[Ledger]]:
+    """Codes that outlive a promotion."""
+    from qevict.ledgers.migration_stable import MigrationStable
+
+    return [MigrationStable]
+
+
+@hookimpl
+def qevict_backends() -> Iterable[type[AttentionBackend]]:
+    """Plain attention over decoded windows."""
+    from qevict.backends.reference import ReferenceAttention
+
+    return [ReferenceAttention]
+
+
+@hookimpl
+def qevict_stores() -> Iterable[type[Store]]:
+    """The memory of the model's device."""
+    from qevict.stores.memory import DeviceMemory
+
+    return [DeviceMemory]

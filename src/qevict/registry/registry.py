@@ -1,0 +1,136 @@
+"""Names to classes."""
+
+import functools
+import importlib.metadata
+import threading
+import warnings
+from collections.abc import Iterable
+from importlib.metadata import EntryPoint
+from typing import Final, Literal, cast, overload
+
+from qevict.contracts.backend import AttentionBackend
+from qevict.contracts.ledger import Ledger
+from qevict.contracts.quantizer import Quantizer
+from qevict.contracts.router import TierRouter
+from qevict.contracts.scorer import Scorer
+from qevict.contracts.store import Store
+from qevict.errors import PluginError, UnknownPartError
+from qevict.registry import builtins
+from qevict.registry.inventory import Inventory, settle
+from qevict.registry.kinds import CONTRACTS, Kind, Part
+from qevict.registry.loading import Haul, Source, load, source_of
+from qevict.registry.switches import Switches
+
+GROUP: Final = "qevict"
+"""The entry-point group of plugins."""
+
+
+class PluginWarning(UserWarning):
+    """An installed plugin, or a part of it, could not be loaded; everything else works."""
+
+
+class Registry:
+    """Finds parts by name: the built-in ones, then those of installed plugins.
+
+    Plugins are imported when a name is not built in, or when everything is listed, and never before.
+
+    Args:
+        entry_points: the plugins; None for all that are installed.
+        switches: how to load; None for what the environment says.
+    """
+
+    def __init__(
+        self, entry_points: Iterable[EntryPoint] | None = None, switches: Switches | None = None
+    ) -> None:
+        self._entry_points = None if entry_points is None else tuple(entry_points)
+        self._switches = Switches.from_environment() if switches is None else switches
+        self._lock = threading.RLock()
+        self._loading = False
+        self._builtins: Inventory | None = None
+        self._everything: Inventory | None = None
+
+    @overload
+    def get(self, kind: Literal["scorer"], name: str) -> type[Scorer]: ...
+    @overload
+    def get(self, kind: Literal["quantizer"], name: str) -> type[Quantizer]: ...
+    @overload
+    def get(self, kind: Literal["router"], name: str) -> type[TierRouter]: ...
+    @overload
+    def get(self, kind: Literal["ledger"], name: str) -> type[Ledger]: ...
+    @overload
+    def get(self, kind: Literal["backend"], name: str) -> type[AttentionBackend]: ...
+    @overload
+    def get(self, kind: Literal["store"], name: str) -> type[Store]: ...
+    @overload
+    def get(self, kind: str, name: str) -> type[Part]: ...
+    def get(self, kind: str, name: str) -> type[Part]:
+        """The class of that kind and name.
+
+        Raises:
+            UnknownPartError: there is none; the message says what there is.
+            DuplicatePartError: several distributions offer it.
+            PluginError: a plugin that has, or offers, that name could not be loaded.
+        """
+        if kind not in CONTRACTS:
+            raise UnknownPartError(f"no kind of part is named {kind!r}; the kinds are {', '.join(CONTRACTS)}")
+        kind = cast("Kind", kind)
+        found = self._load_builtins().find(kind, name) or self._load_all().find(kind, name)
+        if found is None:
+            self._load_all().explain_miss(kind, name)
+        return found
+
+    def inventory(self) -> Inventory:
+        """Everything that is there, and what could not be loaded; imports all plugins."""
+        return self._load_all()
+
+    def _load_builtins(self) -> Inventory:
+        with self._lock:
+            if self._builtins is None:
+                haul = Haul(self._switches)
+                load(lambda: builtins, Source("qevict", _own_version()), haul)
+                self._builtins = settle(haul)
+            return self._builtins
+
+    def _load_all(self) -> Inventory:
+        with self._lock:
+            if self._everything is None:
+                self._everything = self._load_plugins(self._load_builtins())
+                for failure in self._everything.failures:
+                    warnings.warn(str(failure), PluginWarning, stacklevel=3)
+            return self._everything
+
+    def _load_plugins(self, ours: Inventory) -> Inventory:
+        if self._loading:
+            raise PluginError("a plugin asked the registry for a part while it was being loaded; ask later")
+        self._loading = True
+        try:
+            haul, disabled = Haul(self._switches, [*ours.parts], [*ours.failures]), []
+            for entry_point in self._find_plugins(haul):
+                source = source_of(entry_point)
+                if self._switches.allow(source.distribution, source.entry_point):
+                    load(entry_point.load, source, haul)
+                else:
+                    disabled.append(source)
+            return settle(haul, disabled)
+        finally:
+            self._loading = False
+
+    def _find_plugins(self, haul: Haul) -> Iterable[EntryPoint]:
+        found = self._entry_points
+        if found is None:
+            with haul.guard(Source("installed distributions", "", "*")):
+                found = tuple(importlib.metadata.entry_points(group=GROUP))
+        return sorted(found or (), key=lambda each: (source_of(each).distribution, each.name))
+
+
+@functools.cache
+def default_registry() -> Registry:
+    """The registry of this process: the built-in parts and all installed plugins."""
+    return Registry()
+
+
+def _own_version() -> str:
+    try:
+        return importlib.metadata.version("qevict")
+    except importlib.metadata.PackageNotFoundError:  # a source tree that nobody installed
+        return "(not installed)"
