@@ -1,28 +1,42 @@
 """qevict: a pluggable SDK for KV-cache compression policies on Hugging Face transformers.
 
-Importing it does nothing and does not import transformers: ``attach``, ``Cache`` and ``Session`` resolve when touched.
+Importing it does nothing and imports neither torch nor transformers: names resolve when they are touched.
 """
 
 from importlib import import_module
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from qevict import policies
-from qevict.contracts.budget import Bytes, Fraction, Tokens
-from qevict.policy import Policy, Tier
-
 if TYPE_CHECKING:
-    from qevict.hf import Cache, Session, attach
+    from qevict import policies as policies
+    from qevict.contracts.budget import Bytes as Bytes
+    from qevict.contracts.budget import Fraction as Fraction
+    from qevict.contracts.budget import Tokens as Tokens
+    from qevict.hf import Cache as Cache
+    from qevict.hf import Session as Session
+    from qevict.hf import attach as attach
+    from qevict.policy import Policy as Policy
+    from qevict.policy import Tier as Tier
+    from qevict.registry import hookimpl as hookimpl
 
-__version__ = version("qevict")
+_HOMES = {
+    "Bytes": "qevict.contracts.budget",
+    "Cache": "qevict.hf",
+    "Fraction": "qevict.contracts.budget",
+    "Policy": "qevict.policy",
+    "Session": "qevict.hf",
+    "Tier": "qevict.policy",
+    "Tokens": "qevict.contracts.budget",
+    "attach": "qevict.hf",
+    "hookimpl": "qevict.registry",
+}
 
-__all__ = ["Bytes", "Cache", "Fraction", "Policy", "Session", "Tier", "Tokens", "attach", "policies"]
-
-_LAZY = {"attach": "qevict.hf", "Cache": "qevict.hf", "Session": "qevict.hf"}
+__all__ = [*sorted(_HOMES), "policies"]  # noqa: PLE0604 - the keys are the names
 
 
 def __getattr__(name: str) -> Any:
-    if name in _LAZY:
-        return getattr(import_module(_LAZY[name]), name)
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    if name == "policies":
+        return import_module("qevict.policies")
     msg = f"module 'qevict' has no attribute {name!r}"
     raise AttributeError(msg)

@@ -25,13 +25,14 @@ app = typer.Typer(
 )
 
 
-def _print_version(*, wanted: bool) -> None:
+def _print_version(*, wanted: bool) -> bool:
     if wanted:
         try:
             typer.echo(f"qevict {importlib.metadata.version('qevict')}")
         except importlib.metadata.PackageNotFoundError:
             typer.echo("qevict (not installed)")
         raise typer.Exit
+    return wanted
 
 
 @app.callback()

@@ -111,7 +111,7 @@ def qevict(
     recoverable = Tier(f"int{bits}", keys=PerChannel(bits), values=PerToken(bits), store=DeviceMemory())
     return Policy(
         scorer=CumulativeAttention(prompt_queries=prompt_queries),
-        router=GreedyTiers(shares=(1 - quantized_share, quantized_share)),
+        router=GreedyTiers(shares=(round(1 - quantized_share, 9), quantized_share)),
         tiers=(_full_tier(), recoverable),
         ledger=MigrationStable(),
         backend=ReferenceAttention(),

@@ -1,20 +1,16 @@
 """The demo's document, its questions, and how both become token ids.
 
-A prompt is one user message, ``document + blank line + question``. It is cut
-behind the blank line: what comes before is the *context*, which a policy
-compresses before any question is seen; what comes after is the *question*.
+A prompt is one user message, ``document + blank line + question``, cut behind the blank line: before the cut
+is the *context*, which a policy compresses before any question is seen; behind it is the *question*.
 """
 
 import json
 from importlib import resources
-from typing import TYPE_CHECKING
 
 import attrs
+from transformers import PreTrainedTokenizerBase
 
 from qevict.errors import DemoModelError
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 _DOCUMENT = "atlas.txt"
 _QUESTIONS = "questions.json"
@@ -62,7 +58,7 @@ def load_questions() -> tuple[Question, ...]:
 
 
 def split_prompt(
-    tokenizer: "PreTrainedTokenizerBase", document: str, question: str
+    tokenizer: PreTrainedTokenizerBase, document: str, question: str
 ) -> tuple[list[int], list[int]]:
     """Tokenize document and question as one chat message and cut between them.
 
@@ -94,7 +90,7 @@ def split_prompt(
     return ids[:context_tokens], ids[context_tokens:]
 
 
-def next_turn(tokenizer: "PreTrainedTokenizerBase", question: str) -> list[int]:
+def next_turn(tokenizer: PreTrainedTokenizerBase, question: str) -> list[int]:
     """Tokenize what follows a reply: its end, a further question, the next reply's header.
 
     The end-of-turn token is included, so a caller drops the one that the model
@@ -108,14 +104,12 @@ def next_turn(tokenizer: "PreTrainedTokenizerBase", question: str) -> list[int]:
     return _encode(tokenizer, rest)
 
 
-def answer_ids(tokenizer: "PreTrainedTokenizerBase", answer: str) -> list[int]:
+def answer_ids(tokenizer: PreTrainedTokenizerBase, answer: str) -> list[int]:
     """Tokenize an answer as the words with which a reply begins."""
     return _encode(tokenizer, _stripped("answer", answer))
 
 
-def reply_ids(
-    tokenizer: "PreTrainedTokenizerBase", question: Question
-) -> tuple[list[int], list[int]]:
+def reply_ids(tokenizer: PreTrainedTokenizerBase, question: Question) -> tuple[list[int], list[int]]:
     """Tokenize a right reply, cut where the answer begins.
 
     A model mostly repeats the question before it answers; measured behind that
@@ -147,7 +141,7 @@ def _stripped(what: str, text: str) -> str:
     return stripped
 
 
-def _render(tokenizer: "PreTrainedTokenizerBase", turns: list[dict[str, str]]) -> str:
+def _render(tokenizer: PreTrainedTokenizerBase, turns: list[dict[str, str]]) -> str:
     if not tokenizer.chat_template:
         raise DemoModelError(
             f"the tokenizer of {tokenizer.name_or_path!r} has no chat template: give an "
@@ -156,13 +150,11 @@ def _render(tokenizer: "PreTrainedTokenizerBase", turns: list[dict[str, str]]) -
     return str(tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
 
 
-def _encode(tokenizer: "PreTrainedTokenizerBase", text: str) -> list[int]:
+def _encode(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
-def _encode_with_ends(
-    tokenizer: "PreTrainedTokenizerBase", text: str
-) -> tuple[list[int], list[int]]:
+def _encode_with_ends(tokenizer: PreTrainedTokenizerBase, text: str) -> tuple[list[int], list[int]]:
     if not tokenizer.is_fast:
         raise DemoModelError(
             f"{type(tokenizer).__name__} does not report where tokens stand in the text: "

@@ -1,0 +1,13 @@
+# Thin wrappers: every target is `python tools/dev.py <target>`, which is the command on Windows.
+# Extra arguments: make test ARGS="-k budget"
+PYTHON ?= python3
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint docs test-real clean
+
+help:
+	@$(PYTHON) tools/dev.py --help
+
+demo test lint docs test-real clean:
+	@$(PYTHON) tools/dev.py $@ $(ARGS)

@@ -1,0 +1,126 @@
+"""What a decode step may cost: no host synchronisation, a fixed number of operators, bytes that follow the moves."""
+
+from collections import Counter
+from typing import Any
+
+import attrs
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import qevict
+from qevict import policies
+from qevict.hf.compat import CACHE_ARGUMENT
+from tests.oracle import prompts, tiny
+
+SYNCHRONISING = ("_local_scalar_dense", "nonzero", "masked_select", "item", "is_nonzero", "equal")
+
+
+class Operators(TorchDispatchMode):
+    """Counts operators; remembers those that wait for the device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: Counter[str] = Counter()
+        self.waits: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        self.names[name] += 1
+        if name in SYNCHRONISING or (name in {"index", "index_put", "index_put_"} and _boolean(args[1])):
+            self.waits[name] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def _boolean(indices: Any) -> bool:
+    return any(index is not None and index.dtype == torch.bool for index in indices)
+
+
+def decode(model: Any, cache: Any, mask: Any, steps: int) -> list[Operators]:
+    """Decode by hand, one operator count per step."""
+    counts = []
+    for _ in range(steps):
+        new = torch.randint(3, 97, (mask.shape[0], 1))
+        mask = torch.cat((mask, torch.ones_like(new)), dim=1)
+        with torch.no_grad(), Operators() as seen:
+            model(new, attention_mask=mask, position_ids=mask.sum(1, keepdim=True) - 1, **{CACHE_ARGUMENT: cache})
+        counts.append(seen)
+    return counts
+
+
+POLICIES = {
+    "full": policies.full(),
+    "sinks_recent": policies.sinks_recent("40 %"),
+    "evict_only": policies.evict_only("40 %"),
+    "qevict": policies.qevict("40 %"),
+    "per_head": attrs.evolve(policies.qevict("60 %"), granularity="kv_head"),
+}
+
+
+def run(policy: Any, *lengths: int, steps: int = 17, **sizes: Any) -> list[Operators]:
+    """Operator counts of a decode under a policy."""
+    model = tiny("llama", **sizes)
+    ids, mask = prompts(*lengths)
+    with qevict.attach(model, policy) as session:
+        return decode(model, session.prefill(ids, mask), mask, steps)
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_no_synchronisation_between_events_and_one_at_an_event(name: str) -> None:
+    """Steps 8 and 16 are events; the others must not wait for the device at all."""
+    counts = run(POLICIES[name], 160, 90)
+    stock = run_stock(160, 90)
+    for step, seen in enumerate(counts, start=1):
+        waits = seen.waits - stock.waits
+        assert sum(waits.values()) <= (step % 8 == 0), f"step {step} waits: {dict(waits)}"
+
+
+def run_stock(*lengths: int) -> Operators:
+    """What one step of the stock cache asks of the device."""
+    model = tiny("llama")
+    ids, mask = prompts(*lengths)
+    with torch.no_grad():
+        from transformers import DynamicCache
+
+        cache = DynamicCache(config=model.config)
+        model(ids, attention_mask=mask, **{CACHE_ARGUMENT: cache})
+        return decode(model, cache, mask, 1)[0]
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_operator_count_depends_on_neither_windows_nor_rows_nor_heads(name: str) -> None:
+    """The same step of a short and a long context, one row or four, two KV heads or four."""
+    base = sum(run(POLICIES[name], 160, 160, steps=3)[2].names.values())
+    assert base == sum(run(POLICIES[name], 480, 480, steps=3)[2].names.values())
+    assert base == sum(run(POLICIES[name], 160, 160, 160, 160, steps=3)[2].names.values())
+    assert base == sum(run(POLICIES[name], 160, 160, steps=3, num_key_value_heads=4)[2].names.values())
+
+
+def test_bytes_moved_at_an_event_follow_the_moves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pool writes of a long decode grow with windows moved and tokens that came, not with the cache."""
+    from qevict.stores.memory import MemoryPool
+
+    written = Counter[str]()
+    originals = {"write": MemoryPool.write, "repack": MemoryPool.repack}
+
+    def write(pool: Any, slots: Any, codes: Any) -> None:
+        written["write"] += len(slots)
+        originals["write"](pool, slots, codes)
+
+    def repack(pool: Any, slots: Any, capacity: int) -> None:
+        written["repack"] += len(slots)
+        originals["repack"](pool, slots, capacity)
+
+    monkeypatch.setattr(MemoryPool, "write", write)
+    monkeypatch.setattr(MemoryPool, "repack", repack)
+    model = tiny("llama", num_hidden_layers=1)
+    per_token = []
+    for length in (256, 1024):
+        ids, mask = prompts(length)
+        with qevict.attach(model, policies.qevict("40 %")) as session:
+            cache = session.prefill(ids, mask)
+            written.clear()
+            decode(model, cache, mask, 128)
+        assert written["write"] <= 128 // 8 * 4
+        per_token.append(written["repack"] / 128)
+    assert per_token[1] <= 1.5 * per_token[0] + 1

@@ -1,0 +1,262 @@
+"""An oracle for caches that a policy rules: a full stock cache, masked and patched to what the policy holds.
+
+A random model at the usual initialisation answers the same whatever its context says, and would pass with any broken
+cache. ``tiny`` models are made sensitive, and ``assert_sensitive`` refuses those that are not.
+"""
+
+import contextlib
+import importlib
+from collections.abc import Iterator
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor
+from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
+    LlamaConfig,
+    LlamaForCausalLM,
+    LogitsProcessor,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+from transformers.masking_utils import eager_mask
+
+import qevict
+from qevict.hf.compat import CACHE_ARGUMENT
+
+FAMILIES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+    "llama": (LlamaForCausalLM, LlamaConfig, {}),
+    "mistral": (MistralForCausalLM, MistralConfig, {"sliding_window": None}),
+    "qwen2": (Qwen2ForCausalLM, Qwen2Config, {}),
+    "qwen3": (Qwen3ForCausalLM, Qwen3Config, {"head_dim": 32}),
+}
+
+
+def tiny(family: str = "llama", *, impl: str = "sdpa", seed: int = 0, **sizes: Any) -> Any:
+    """A small random model whose output depends on its context."""
+    model_class, config_class, own = FAMILIES[family]
+    base = {
+        "vocab_size": 97,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 4096,
+        "initializer_range": 0.2,
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": None,
+        "tie_word_embeddings": False,
+    }
+    torch.manual_seed(seed)
+    model = model_class._from_config(config_class(**(base | own | sizes)), attn_implementation=impl).eval()
+    model.generation_config.eos_token_id, model.generation_config.pad_token_id = None, 0
+    return model
+
+
+def prompts(*lengths: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Left-padded random prompts and their mask."""
+    generator = torch.Generator().manual_seed(seed)
+    longest = max(lengths)
+    ids = torch.zeros(len(lengths), longest, dtype=torch.long)
+    for row, length in enumerate(lengths):
+        ids[row, longest - length :] = torch.randint(3, 97, (length,), generator=generator)
+    return ids, (ids > 0).long()
+
+
+def assert_sensitive(model: Any, ids: Tensor, positions: tuple[int, ...] = (9, 60), new: int = 24) -> None:
+    """Changing one early or middle token must change the greedy continuation, or the test proves nothing."""
+    ask = {"max_new_tokens": new, "do_sample": False}
+    stock = model.generate(ids, **ask)[:, ids.shape[1] :]
+    for position in positions:
+        changed = ids.clone()
+        changed[:, position] = (changed[:, position] + 7) % 90 + 3
+        if (model.generate(changed, **ask)[:, ids.shape[1] :] != stock).any():
+            return
+    message = "the fixture is blind to its context"
+    raise AssertionError(message)
+
+
+@attrs.frozen(eq=False)
+class Held:
+    """What one layer holds: ``[rows, kv_heads, slots]`` presence and ``[..., head_dim]`` keys and values."""
+
+    keep: Tensor
+    keys: Tensor
+    values: Tensor
+
+
+def held(cache: Any, model: Any, index: int) -> Held:
+    """Read a layer's pools by hand: codes through their quantizer, positions through the model's own rotary function."""
+    engine, wiring = cache.engine, cache.wiring
+    layer, clock, policy = engine.layers[index], engine.clock, cache.policy
+    rows, heads, head_dim = len(clock.tokens), wiring.geometry.kv_heads, wiring.geometry.head_dim
+    keep = torch.zeros(rows, heads, clock.seen, dtype=torch.bool)
+    keys = torch.zeros(rows, heads, clock.seen, head_dim)
+    values = torch.zeros_like(keys)
+
+    def put(lane: int, position: int, key: Tensor, value: Tensor) -> None:
+        row, first = divmod(lane, wiring.lanes_per_row)
+        own = slice(first, first + 1) if wiring.lanes_per_row > 1 else slice(None)
+        start = clock.seen - clock.tokens[row] + position
+        end = min(start + key.shape[1], clock.seen)
+        keep[row, own, start:end] = True
+        keys[row, own, start:end] = key[:, : end - start].float()
+        values[row, own, start:end] = value[:, : end - start].float()
+
+    for lane in range(layer.lanes):
+        if policy.sink_tokens:
+            put(lane, 0, layer.sink_keys[lane], layer.sink_values[lane])
+    blocks = _blocks(layer, model, clock.offset)
+    windows = layer.records.window.tolist()
+    for line, lane in enumerate(layer.records.lane_of().tolist()):
+        first = policy.sink_tokens + windows[line] * policy.window_tokens
+        if first < clock.tokens[lane // wiring.lanes_per_row]:
+            put(lane, first, blocks[0][:, line], blocks[1][:, line])
+    return Held(keep, keys, values)
+
+
+def _blocks(layer: Any, model: Any, offset: Tensor) -> tuple[Tensor, Tensor]:
+    """Rotated keys and values ``[heads, lines, window, head_dim]`` of every record, from the pool of its place."""
+    wiring, records = layer.wiring, layer.records
+    policy, head_dim = wiring.policy, wiring.geometry.head_dim
+    segment = (records.place.long() + wiring.first_segment).clamp(min=0)
+    shape = (wiring.heads, records.lines, policy.window_tokens, head_dim)
+    keys, values = torch.zeros(shape), torch.zeros(shape)
+    apply = importlib.import_module(type(model).__module__).apply_rotary_pos_emb
+    for index, pool in enumerate(layer.pools):
+        lines = (segment == index).nonzero()[:, 0]
+        if not len(lines):
+            continue
+        arrays = {name: array[:, records.slots[lines, index].long()] for name, array in pool.lend().items()}
+        if index == 0:
+            keys[:, lines], values[:, lines] = arrays["keys"].float(), arrays["values"].float()
+            continue
+        parts: dict[str, dict[str, Tensor]] = {"keys": {}, "values": {}}
+        for name, array in arrays.items():
+            kind, own = name.split(".")
+            parts[kind][own] = array
+        for_keys, for_values = wiring.codecs[index - 1]
+        first = records.window[lines].long() * policy.window_tokens + policy.sink_tokens
+        first = first + offset[records.lane_of()[lines] // wiring.lanes_per_row]
+        positions = first[:, None] + torch.arange(policy.window_tokens)
+        pre = for_keys.decode(parts["keys"], head_dim).transpose(0, 1)
+        cos, sin = model.base_model.rotary_emb(pre, positions)
+        keys[:, lines] = apply(pre, pre, cos, sin)[1].transpose(0, 1)
+        values[:, lines] = for_values.decode(parts["values"], head_dim)
+    return keys, values
+
+
+class Watch(LogitsProcessor):
+    """Notes what a cache holds after every forward of generate."""
+
+    def __init__(self, cache: Any, model: Any) -> None:
+        self.cache, self.model, self.steps = cache, model, []
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        layers = range(len(self.cache.engine.layers))
+        self.steps.append([held(self.cache, self.model, layer) for layer in layers])
+        return scores
+
+
+_STEP: list[Held] = []
+_PATCH = False
+
+
+def _oracle_attention(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **kwargs: Any) -> Any:
+    own = importlib.import_module(type(module).__module__).eager_attention_forward
+    if _STEP:
+        now = _STEP[module.layer_idx]
+        old = now.keep.shape[2]
+        if _PATCH:
+            key, value = key.clone(), value.clone()
+            known = now.keep[..., None]
+            key[:, :, :old] = torch.where(known, now.keys, key[:, :, :old])
+            value[:, :, :old] = torch.where(known, now.values, value[:, :, :old])
+        gone = torch.zeros(*key.shape[:2], 1, key.shape[2])
+        gone[:, :, 0, :old] = torch.where(now.keep, 0.0, torch.finfo(query.dtype).min)
+        gone = gone.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
+        mask = gone if mask is None else mask + gone
+    return own(module, query, key, value, mask, **kwargs)
+
+
+AttentionInterface.register("oracle", _oracle_attention)
+AttentionMaskInterface.register("oracle", eager_mask)
+
+
+@contextlib.contextmanager
+def oracle(model: Any) -> Iterator[None]:
+    """Let the oracle's attention run the model."""
+    before = model.config._attn_implementation
+    model.set_attn_implementation("oracle")
+    try:
+        yield
+    finally:
+        _STEP.clear()
+        model.set_attn_implementation(before)
+
+
+@torch.no_grad()
+def replay(model: Any, sequences: Tensor, mask: Tensor, watch: list[list[Held]], *, patch: bool) -> list[Tensor]:
+    """Logits of a full run over the same tokens, each later step seeing only what the policy held before it.
+
+    Args:
+        model: the model, without a policy.
+        sequences: prompt and generated tokens.
+        mask: of the prompt.
+        watch: what was held after each forward.
+        patch: put the held keys and values in place of the oracle's own.
+    """
+    global _PATCH  # noqa: PLW0603 - the attention function is called by transformers
+    _PATCH = patch
+    width = mask.shape[1]
+    cache = __import__("transformers").DynamicCache(config=model.config)
+    found = []
+    with oracle(model):
+        positions = (mask.cumsum(1) - 1).clamp(min=0)
+        out = model(sequences[:, :width], attention_mask=mask, position_ids=positions, **{CACHE_ARGUMENT: cache})
+        found.append(out.logits[:, -1])
+        for step in range(1, len(watch)):
+            _STEP[:] = watch[step - 1]
+            mask = torch.cat((mask, torch.ones_like(mask[:, :1])), dim=1)
+            position = mask.sum(1, keepdim=True) - 1
+            new = sequences[:, width + step - 1 : width + step]
+            out = model(new, attention_mask=mask, position_ids=position, **{CACHE_ARGUMENT: cache})
+            found.append(out.logits[:, -1])
+    return found
+
+
+@attrs.frozen(eq=False)
+class Run:
+    """A generation under a policy: tokens, logits, and what was held after every forward."""
+
+    sequences: Tensor
+    logits: list[Tensor]
+    watch: list[list[Held]]
+    cache: Any
+
+
+def generate(model: Any, policy: Any, ids: Tensor, mask: Tensor | None = None, new: int = 24, **how: Any) -> Run:
+    """Generate under a policy and watch."""
+    with qevict.attach(model, policy) as session:
+        cache = session.cache()
+        cache.expect(ids.shape[1])
+        watch = Watch(cache, model)
+        out = session.model.generate(
+            ids,
+            attention_mask=mask,
+            max_new_tokens=new,
+            return_dict_in_generate=True,
+            output_logits=True,
+            logits_processor=[watch],
+            **({"do_sample": False} | how),
+            **{CACHE_ARGUMENT: cache},
+        )
+    return Run(out.sequences, list(out.logits), watch.steps, cache)

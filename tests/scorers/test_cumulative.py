@@ -1,0 +1,150 @@
+"""The accumulated attention score: pure, fp32, averaged over query heads, never forgotten."""
+
+from typing import Any
+
+import attrs
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from qevict.contracts.scorer import IMPORTANCE, State
+from qevict.contracts.values import Need, Observation, Windows
+from qevict.errors import PolicyError
+from qevict.scorers.cumulative import CumulativeAttention
+
+CPU = torch.device("cpu")
+
+
+def observed(mass: Tensor) -> Observation:
+    lanes, _, windows = mass.shape
+    return Observation(columns=torch.zeros(lanes, 1, dtype=torch.int64), windows=windows, mass=mass)
+
+
+def windows_of(lanes: int, windows: int) -> Windows:
+    everywhere = torch.ones(lanes, windows, dtype=torch.bool)
+    positions = (5 + 8 * torch.arange(windows)).expand(lanes, windows)
+    return Windows(positions, everywhere, everywhere, torch.zeros_like(positions), (windows,) * lanes)
+
+
+def rank(scorer: CumulativeAttention, state: State) -> Tensor:
+    return scorer.rank(state, windows_of(*state["mass"].shape))[IMPORTANCE]
+
+
+def masses(*shape: int, seed: int = 0) -> Tensor:
+    return torch.rand(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def test_nothing_seen_is_nothing_scored() -> None:
+    state = CumulativeAttention().start(2, 3, CPU)
+    assert {name: tensor.dtype for name, tensor in state.items()} == {"mass": torch.float32}
+    assert rank(CumulativeAttention(), state).tolist() == [[0.0] * 3] * 2
+
+
+@given(st.integers(1, 3), st.integers(1, 6), st.integers(1, 5), st.integers(0, 6), st.integers(0, 2**31))
+@settings(deadline=None, max_examples=50)
+def test_the_score_is_the_sum_over_forwards_of_the_mean_over_heads(
+    lanes: int, heads: int, windows: int, forwards: int, seed: int
+) -> None:
+    """Every forward counts the same: the prompt's first and the last token's."""
+    scorer, seen = CumulativeAttention(), masses(forwards, lanes, heads, windows, seed=seed)
+    state = scorer.start(lanes, windows, CPU)
+    for mass in seen:
+        state = scorer.update(state, observed(mass))
+    scores = rank(scorer, state)
+    assert scores.dtype == torch.float32
+    for lane in range(lanes):
+        for window in range(windows):
+            total = 0.0
+            for forward in range(forwards):
+                total += sum(float(seen[forward, lane, head, window]) for head in range(heads)) / heads
+            assert float(scores[lane, window]) == pytest.approx(total, rel=1e-5, abs=1e-6)
+
+
+def test_permuting_the_query_heads_of_a_group_leaves_the_ranks() -> None:
+    """Two KV heads with four query heads each: who of a group saw a window does not matter."""
+    scorer, mass = CumulativeAttention(), masses(2, 8, 12)
+    permuted = mass[:, [3, 1, 0, 2, 6, 7, 5, 4]]
+    before, after = (
+        rank(scorer, scorer.update(scorer.start(2, 12, CPU), observed(each))) for each in (mass, permuted)
+    )
+    torch.testing.assert_close(before, after, rtol=1e-6, atol=0)
+    assert torch.equal(before.argsort(1), after.argsort(1))
+    # Each head on its own would rank otherwise.
+    assert not torch.equal(before.argsort(1), mass[:, 0].argsort(1))
+
+
+def test_5000_equal_increments_add_up() -> None:
+    """C15: in bf16 the sum would stop growing at a few tenths."""
+    scorer, increment = CumulativeAttention(), 2.508 / 5000
+    state, seen = scorer.start(1, 1, CPU), observed(torch.full((1, 2, 1), increment))
+    for _ in range(5000):
+        state = scorer.update(state, seen)
+    assert float(rank(scorer, state)) == pytest.approx(2.508, rel=1e-3)
+    assert state["mass"].dtype == torch.float32
+
+
+def test_small_increments_still_count_after_a_long_prompt() -> None:
+    scorer, seen = CumulativeAttention(), observed(torch.full((1, 1, 1), 0.01))
+    state: State = scorer.update(scorer.start(1, 1, CPU), observed(torch.full((1, 1, 1), 1000.0)))
+    for _ in range(1000):
+        state = scorer.update(state, seen)
+    assert float(rank(scorer, state)) == pytest.approx(1010, rel=1e-4)
+
+
+def test_neither_state_nor_observation_is_changed() -> None:
+    scorer, mass = CumulativeAttention(), masses(2, 4, 3)
+    state = scorer.start(2, 3, CPU)
+    kept, seen = state["mass"].clone(), mass.clone()
+    first, second = scorer.update(state, observed(mass)), scorer.update(state, observed(mass))
+    assert torch.equal(state["mass"], kept)
+    assert torch.equal(mass, seen)
+    assert torch.equal(first["mass"], second["mass"])
+    before = first["mass"].clone()
+    rank(scorer, first)
+    assert torch.equal(first["mass"], before)
+
+
+def test_lanes_are_strangers_and_columns_mean_nothing() -> None:
+    scorer, mass = CumulativeAttention(), masses(3, 4, 5)
+    scores = rank(scorer, scorer.update(scorer.start(3, 5, CPU), observed(mass)))
+    for lane in range(3):
+        alone = rank(scorer, scorer.update(scorer.start(1, 5, CPU), observed(mass[lane : lane + 1])))
+        assert torch.equal(alone, scores[lane : lane + 1])
+    order = [4, 0, 3, 1, 2]
+    assert torch.equal(
+        rank(scorer, scorer.update(scorer.start(3, 5, CPU), observed(mass[..., order]))), scores[:, order]
+    )
+
+
+class NoSynchronisation(TorchDispatchMode):
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        name = func.name().split("::")[1].split(".")[0]
+        assert name not in {"_local_scalar_dense", "nonzero", "masked_select", "equal"}, name
+        return func(*args, **(kwargs or {}))
+
+
+def test_scoring_does_not_wait_for_the_device() -> None:
+    scorer, seen, windows = CumulativeAttention(), observed(masses(2, 4, 3)), windows_of(2, 3)
+    with NoSynchronisation():  # type: ignore[no-untyped-call]
+        scorer.rank(scorer.update(scorer.start(2, 3, CPU), seen), windows)
+
+
+def test_it_asks_for_masses_of_all_prompt_queries_unless_told() -> None:
+    assert CumulativeAttention().needs == {Need.MASS}
+    assert CumulativeAttention().prompt_queries is None
+    assert CumulativeAttention(prompt_queries=32).prompt_queries == 32
+    assert CumulativeAttention(32) == CumulativeAttention(prompt_queries=32) != CumulativeAttention()
+    assert hash(CumulativeAttention(32)) == hash(CumulativeAttention(32))
+    with pytest.raises(attrs.exceptions.FrozenInstanceError):
+        CumulativeAttention().prompt_queries = 3  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("queries", [0, -1, 1.5, True, False, "32"])
+def test_an_impossible_number_of_prompt_queries_is_refused(queries: Any) -> None:
+    with pytest.raises(PolicyError, match=r"prompt_queries is None \(all\) or at least 1, got"):
+        CumulativeAttention(prompt_queries=queries)

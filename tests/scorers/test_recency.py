@@ -1,0 +1,50 @@
+"""Recency: the later window ranks higher, and nothing is remembered."""
+
+import torch
+
+from qevict.contracts.scorer import IMPORTANCE
+from qevict.contracts.values import Observation, Windows
+from qevict.scorers.recency import Recency
+
+CPU = torch.device("cpu")
+
+
+def windows_at(positions: torch.Tensor) -> Windows:
+    everywhere = torch.ones_like(positions, dtype=torch.bool)
+    return Windows(
+        positions, everywhere, everywhere, torch.zeros_like(positions), (positions.shape[1],) * len(positions)
+    )
+
+
+def test_later_is_better_whatever_the_columns() -> None:
+    positions = torch.tensor([[21, 5, 13], [5, 21, 13]])
+    scores = Recency().rank({}, windows_at(positions))[IMPORTANCE]
+    assert scores.argsort(dim=1, descending=True).tolist() == [[0, 2, 1], [1, 2, 0]]
+
+
+def test_far_positions_stay_apart_in_fp32() -> None:
+    """C15: integers above 256 do not exist in bf16, above 2048 not in fp16."""
+    positions = torch.arange(2**20, 2**20 + 4000)[None]
+    scores = Recency().rank({}, windows_at(positions))[IMPORTANCE]
+    assert scores.dtype == torch.float32
+    assert bool((scores.diff(dim=1) == 1).all())
+    assert scores[0, -1] == 2**20 + 3999
+
+
+def test_it_needs_nothing_and_remembers_nothing() -> None:
+    scorer = Recency()
+    assert scorer.needs == frozenset()
+    state = scorer.start(2, 3, CPU)
+    assert dict(state) == {}
+    assert dict(scorer.update(state, Observation(torch.zeros(2, 1, dtype=torch.int64), 3))) == {}
+
+
+def test_ranking_is_pure() -> None:
+    positions = torch.tensor([[21, 5, 13]])
+    windows = windows_at(positions)
+    first = Recency().rank({}, windows)[IMPORTANCE]
+    first += 1
+    assert positions.tolist() == [[21, 5, 13]]
+    assert Recency().rank({}, windows)[IMPORTANCE].tolist() == [[21.0, 5.0, 13.0]]
+    assert Recency() == Recency()
+    assert hash(Recency()) == hash(Recency())

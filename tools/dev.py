@@ -1,0 +1,240 @@
+"""One command per job, the same on every system: ``python tools/dev.py <command>``.
+
+Needs nothing but Python itself. The first command makes ``.venv`` beside this folder and installs the project
+there; later ones find it ready.
+"""
+
+import sys
+
+if sys.version_info < (3, 11):  # noqa: UP036 - whoever starts this with an old Python gets a sentence
+    sys.exit(
+        "qevict needs Python 3.11 or newer; this is Python {}.{}.\n"
+        "Start it with a newer one: python3.12 tools/dev.py ... or make PYTHON=python3.12 ...".format(
+            *sys.version_info
+        )
+    )
+
+import argparse
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import time
+import tomllib
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+ROOT = Path(__file__).resolve().parent.parent
+VENV = ROOT / ".venv"
+SCRIPTS = VENV / ("Scripts" if os.name == "nt" else "bin")
+SUFFIX = ".exe" if os.name == "nt" else ""
+PYTHON = str(SCRIPTS / f"python{SUFFIX}")
+STAMP = VENV / "qevict-stamp"
+LOG = VENV / "qevict-install.log"
+
+# What is installed in editable form, in this order. Sibling distributions of this repository go here:
+# "plugins/qevict-ssd", "baselines", ...
+DISTRIBUTIONS = (".[dev,demo]",)
+DECIDES_THE_INSTALL = ("build-system", "project")  # tables of pyproject.toml; the rest only configures tools
+NEEDED_BYTES = 3 * 2**30  # the CUDA build of torch, which pip prefers on Linux, takes twice as much
+
+LEFTOVERS = (
+    ".venv",
+    "site",
+    "build",
+    "dist",
+    ".benchmarks",
+    ".hypothesis",
+    ".import_linter_cache",
+    ".mypy_cache",
+    ".pytest_cache",
+    ".ruff_cache",
+)
+SOURCES = ("src", "tests", "tools", "plugins", "baselines")
+
+# What pip's output may contain -> what to do about it.
+PIP_REMEDIES = (
+    ("No space left on device", "Free some disk space, or point TMPDIR at a roomier disk."),
+    ("ResolutionImpossible", "pyproject.toml and constraints.txt contradict each other: renew the pins."),
+    ("No matching distribution", "A pin has no build for this Python or system: try Python 3.11."),
+    ("hash", "A download arrived damaged: run the command again."),
+    ("Connection", "The package index was not reached: check the network and pip's configuration."),
+    ("resolution", "The package index was not reached: check the network and pip's configuration."),
+    ("timed out", "The package index was slow: run the command again, finished downloads are kept."),
+)
+
+
+@dataclass(frozen=True)
+class Check:
+    """One command inside the virtual environment; it passes when it exits with 0."""
+
+    name: str
+    argv: tuple[str, ...]
+
+
+def module(name: str, *args: str) -> tuple[str, ...]:
+    """Return the command line of ``python -m name args``."""
+    return (PYTHON, "-m", name, *args)
+
+
+RUFF = Check("ruff check", module("ruff", "check", "."))
+FORMAT = Check("ruff format", module("ruff", "format", "--check", "."))
+MYPY = Check("mypy", module("mypy"))
+FLOORS = Check("lint-imports", (str(SCRIPTS / f"lint-imports{SUFFIX}"),))
+DOCS = Check("mkdocs", module("mkdocs", "build", "--strict", "--quiet"))
+TESTS = Check("pytest", module("pytest", "-m", "not real"))
+REAL = Check("pytest, real model", module("pytest", "-m", "real"))
+DEMO = Check("demo", module("qevict.bench.demo"))
+
+
+def give_up(problem: str, remedy: str, details: Sequence[str] = ()) -> NoReturn:
+    """Say what is wrong, what it looked like and what to do, then stop."""
+    for line in details:
+        print(f"  | {line}")
+    sys.exit(f"\n{problem}\n{remedy}")
+
+
+def fingerprint() -> str:
+    """Digest everything that an installed environment depends on."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    asked = [project[table] for table in DECIDES_THE_INSTALL]
+    pins = (ROOT / "constraints.txt").read_text("utf-8")
+    everything = [sys.version, str(ROOT), DISTRIBUTIONS, asked, pins]
+    return hashlib.sha256(json.dumps(everything, sort_keys=True).encode()).hexdigest()
+
+
+def is_ready() -> bool:
+    """Tell whether ``.venv`` holds what this checkout asks for."""
+    return STAMP.is_file() and Path(PYTHON).exists() and STAMP.read_text("utf-8") == fingerprint()
+
+
+def make_venv() -> None:
+    """Create ``.venv``, over what an interrupted run may have left."""
+    free = shutil.disk_usage(ROOT).free
+    if free < NEEDED_BYTES and not Path(PYTHON).exists():
+        give_up(
+            f"{free / 2**30:.1f} GiB are free here; the environment (torch above all) needs about "
+            f"{NEEDED_BYTES / 2**30:.0f} GiB.",
+            "Free some disk space and run the command again.",
+        )
+    print(f"Making {VENV} with Python {sys.version.split()[0]}", flush=True)
+    argv = [sys.executable, "-m", "venv", "--clear", str(VENV)]
+    made = subprocess.run(argv, capture_output=True, text=True, check=False)
+    if made.returncode != 0:
+        give_up(
+            "Python could not make a virtual environment.",
+            "On Debian and Ubuntu the module is a package of its own: apt install python3-venv. "
+            "Elsewhere reinstall Python with its venv and ensurepip modules.",
+            (made.stdout + made.stderr).splitlines()[-10:],
+        )
+
+
+def pip_install() -> None:
+    """Install the project with the pinned versions; print what pip is at, keep its last words."""
+    argv = [*module("pip", "install", "--no-input", "--progress-bar", "off"), "-c", "constraints.txt"]
+    for distribution in DISTRIBUTIONS:
+        argv += ["-e", distribution]
+    print("Installing (some minutes the first time; torch is the bulk of it)", flush=True)
+    last: deque[str] = deque(maxlen=20)
+    pip = subprocess.Popen(
+        argv, cwd=ROOT, text=True, errors="replace", stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    with pip, LOG.open("w", encoding="utf-8") as log:
+        for line in pip.stdout or ():
+            log.write(line)
+            last.append(line.rstrip())
+            if line.lstrip().startswith(("Collecting", "Downloading", "Processing", "Installing")):
+                print(f"  {line.strip()[:100]}", flush=True)
+    if pip.returncode != 0:
+        said = "\n".join(last)
+        remedies = [remedy for needle, remedy in PIP_REMEDIES if needle in said]
+        give_up(
+            f"pip failed; all of its output is in {LOG}.",
+            (remedies or ["Mend what pip names above and run the command again."])[0],
+            last,
+        )
+
+
+def ensure_environment() -> None:
+    """Bring ``.venv`` up to date; instant when nothing has changed."""
+    if is_ready():
+        return
+    began = time.monotonic()
+    make_venv()
+    pip_install()
+    STAMP.write_text(fingerprint(), "utf-8")
+    print(f"Environment ready after {time.monotonic() - began:.0f} s\n", flush=True)
+
+
+def run(check: Check, extra: Sequence[str] = ()) -> int:
+    """Run one check in the repository root and return its exit status."""
+    print(f"── {check.name} {'─' * (90 - len(check.name))}", flush=True)
+    environment = os.environ | {"PYTHONUTF8": "1", "NO_MKDOCS_2_WARNING": "true"}
+    return subprocess.run([*check.argv, *extra], cwd=ROOT, env=environment, check=False).returncode
+
+
+def run_all(checks: Sequence[Check], extra: Sequence[str]) -> int:
+    """Run every check, also after a failure; `extra` goes to the last. Several end in a table."""
+    ensure_environment()
+    rows: list[tuple[str, int, float]] = []
+    for check in checks:
+        began = time.monotonic()
+        status = run(check, extra if check is checks[-1] else ())
+        rows.append((check.name, status, time.monotonic() - began))
+    if len(rows) > 1:
+        print(f"\n{'check':<20}{'result':<10}{'seconds':>8}")
+        for name, status, seconds in rows:
+            print(f"{name:<20}{'ok' if status == 0 else 'FAILED':<10}{seconds:>8.1f}")
+    return max(min(abs(status), 1) for _, status, _ in rows) if len(rows) > 1 else rows[0][1]
+
+
+def clean(_: Sequence[str]) -> int:
+    """Remove what these commands and their tools have written."""
+    caches = [path for name in SOURCES for path in (ROOT / name).rglob("__pycache__")]
+    for path in [*(ROOT / name for name in LEFTOVERS), *caches]:
+        if path.is_dir():
+            shutil.rmtree(path)
+            print(f"removed {path.relative_to(ROOT)}")
+    return 0
+
+
+def checks(*table: Check) -> Callable[[Sequence[str]], int]:
+    """Make a command out of checks."""
+    return lambda extra: run_all(table, extra)
+
+
+# The commands. A new one is a line here and a word in the Makefile.
+TARGETS: dict[str, tuple[str, Callable[[Sequence[str]], int]]] = {
+    "demo": ("compress a document under SmolLM2 and ask about it", checks(DEMO)),
+    "test": ("every check but the real model", checks(RUFF, FORMAT, MYPY, FLOORS, DOCS, TESTS)),
+    "lint": ("style, types, floors", checks(RUFF, FORMAT, MYPY, FLOORS)),
+    "docs": ("build the documentation into site/", checks(DOCS)),
+    "test-real": ("the tests on SmolLM2-135M-Instruct", checks(REAL)),
+    "clean": ("remove the environment, caches and build outputs", clean),
+}
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command that `argv` names."""
+    parser = argparse.ArgumentParser(
+        prog="tools/dev.py",
+        description="qevict, for those who work on it.",
+        epilog="\n".join(f"  {name:<12}{text}" for name, (text, _) in TARGETS.items()),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("command", choices=TARGETS, metavar="command", help="one of those below")
+    parser.add_argument("extra", nargs=argparse.REMAINDER, help="passed on to the last program that runs")
+    options = parser.parse_args(argv)
+    _, command = TARGETS[options.command]
+    try:
+        return command(options.extra)
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
