@@ -94,7 +94,7 @@ class Held:
 
 
 def held(cache: Any, model: Any, index: int) -> Held:
-    """Read a layer's pools by hand: codes through their quantizer, positions through the model's own rotary function."""
+    """Read a layer's pools by hand: codes through their quantizer, positions through the model's own rotation."""
     engine, wiring = cache.engine, cache.wiring
     layer, clock, policy = engine.layers[index], engine.clock, cache.policy
     rows, heads, head_dim = len(clock.tokens), wiring.geometry.kv_heads, wiring.geometry.head_dim
@@ -158,7 +158,8 @@ class Watch(LogitsProcessor):
     """Notes what a cache holds after every forward of generate."""
 
     def __init__(self, cache: Any, model: Any) -> None:
-        self.cache, self.model, self.steps = cache, model, []
+        self.cache, self.model = cache, model
+        self.steps: list[list[Held]] = []
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         layers = range(len(self.cache.engine.layers))
@@ -170,7 +171,9 @@ _STEP: list[Held] = []
 _PATCH = False
 
 
-def _oracle_attention(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **kwargs: Any) -> Any:
+def _oracle_attention(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **kwargs: Any
+) -> Any:
     own = importlib.import_module(type(module).__module__).eager_attention_forward
     if _STEP:
         now = _STEP[module.layer_idx]

@@ -32,12 +32,7 @@ def test_qevict_is_the_papers_composition() -> None:
         ("int2", (PerChannel(2), PerToken(2))),
     ]
     assert policy.ledger == MigrationStable()
-    assert (policy.window_tokens, policy.period_tokens, policy.sink_tokens, policy.recent_tokens) == (
-        8,
-        8,
-        5,
-        32,
-    )
+    assert (policy.window_tokens, policy.period_tokens, policy.sink_tokens, policy.recent_tokens) == (8, 8, 5, 32)
     assert (policy.budget, policy.granularity, policy.accounting) == (Fraction(0.2), "row", "exact")
 
 
@@ -46,12 +41,7 @@ def test_evict_only_is_qevict_without_its_recoverable_tier() -> None:
     assert policy.scorer == whole.scorer
     assert policy.router == GreedyTiers(shares=(1.0,))
     assert policy.tiers == whole.tiers[:1]
-    assert (policy.window_tokens, policy.period_tokens, policy.sink_tokens, policy.recent_tokens) == (
-        8,
-        8,
-        5,
-        32,
-    )
+    assert (policy.window_tokens, policy.period_tokens, policy.sink_tokens, policy.recent_tokens) == (8, 8, 5, 32)
     assert policy.budget == whole.budget
 
 
@@ -106,12 +96,7 @@ def test_options_reach_the_policy(preset: Preset) -> None:
         prompt_queries=32,
         dtype=torch.float16,
     )
-    assert (policy.window_tokens, policy.period_tokens, policy.sink_tokens, policy.recent_tokens) == (
-        16,
-        4,
-        2,
-        7,
-    )
+    assert (policy.window_tokens, policy.period_tokens, policy.sink_tokens, policy.recent_tokens) == (16, 4, 2, 7)
     assert policy.scorer == CumulativeAttention(prompt_queries=32)
     assert policy.dtype == torch.float16
     assert policy.budget == Bytes(1000)
@@ -143,9 +128,7 @@ def test_unknown_bits_are_refused_with_the_known(bits: Any) -> None:
 
 
 def test_one_token_windows_need_another_quantizer() -> None:
-    with pytest.raises(
-        PolicyError, match=r"per_channel needs windows of at least 2 tokens.*use per_token or longer"
-    ):
+    with pytest.raises(PolicyError, match=r"per_channel needs windows of at least 2 tokens.*use per_token or longer"):
         qevict("20 %", window_tokens=1)
     assert evict_only("20 %", window_tokens=1).window_tokens == 1
 

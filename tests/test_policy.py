@@ -111,26 +111,13 @@ def test_a_policy_is_frozen_and_copies_are_itself() -> None:
 
 def test_it_prints_its_parts() -> None:
     text = repr(compose())
-    for part in (
-        "CumulativeAttention",
-        "GreedyTiers",
-        "PerChannel",
-        "PerToken",
-        "MigrationStable",
-        "0.2",
-        "'int2'",
-    ):
+    for part in ("CumulativeAttention", "GreedyTiers", "PerChannel", "PerToken", "MigrationStable", "0.2", "'int2'"):
         assert part in text
 
 
 def test_defaults_are_those_of_the_paper() -> None:
     policy = compose()
-    assert (policy.window_tokens, policy.period_tokens, policy.sink_tokens, policy.recent_tokens) == (
-        8,
-        8,
-        5,
-        32,
-    )
+    assert (policy.window_tokens, policy.period_tokens, policy.sink_tokens, policy.recent_tokens) == (8, 8, 5, 32)
     assert (policy.granularity, policy.accounting, policy.dtype) == ("row", "exact", None)
     assert compose(budget=None).budget is None
     assert compose(recent_tokens=0).protected_tokens == 1
@@ -179,12 +166,7 @@ def test_a_name_is_refused_where_an_object_is_meant(field: str, contract: str, n
 
 @pytest.mark.parametrize(
     ("field", "part"),
-    [
-        ("scorer", Recency),
-        ("router", GreedyTiers),
-        ("ledger", MigrationStable),
-        ("backend", ReferenceAttention),
-    ],
+    [("scorer", Recency), ("router", GreedyTiers), ("ledger", MigrationStable), ("backend", ReferenceAttention)],
 )
 def test_a_class_is_refused_where_an_instance_is_meant(field: str, part: type) -> None:
     with pytest.raises(PolicyError, match=rf"{field} must be .*pass an instance: {part.__name__}\(\)"):
@@ -214,12 +196,7 @@ def test_a_part_of_another_kind_is_refused(field: str, wrong: object) -> None:
     ],
 )
 def test_impossible_tiers_are_refused(changes: dict[str, Any], message: str) -> None:
-    fields: dict[str, Any] = {
-        "name": "t",
-        "keys": PerChannel(),
-        "values": PerToken(),
-        "store": DeviceMemory(),
-    }
+    fields: dict[str, Any] = {"name": "t", "keys": PerChannel(), "values": PerToken(), "store": DeviceMemory()}
     Tier(**fields)
     with pytest.raises(PolicyError, match=message):
         Tier(**(fields | changes))
@@ -236,10 +213,7 @@ def test_impossible_tiers_are_refused(changes: dict[str, Any], message: str) -> 
         ((FULL, attrs.evolve(INT2, name="full")), "tier names must differ"),
         ((FULL, Tier("warm", store=DeviceMemory())), "only the first tier may keep full precision"),
         ((INT2, FULL), "only the first tier may keep full precision"),
-        (
-            (FULL, attrs.evolve(INT2, store=Far())),
-            "tier 'int2' lives in store 'far', which attention cannot read",
-        ),
+        ((FULL, attrs.evolve(INT2, store=Far())), "tier 'int2' lives in store 'far', which attention cannot read"),
     ],
 )
 def test_impossible_lists_of_tiers_are_refused(tiers: Any, message: str) -> None:
@@ -247,13 +221,9 @@ def test_impossible_lists_of_tiers_are_refused(tiers: Any, message: str) -> None
         compose(tiers=tiers)
 
 
-@pytest.mark.parametrize(
-    ("tiers", "count"), [((FULL,), 1), ((FULL, INT2, attrs.evolve(INT2, name="int2b")), 3)]
-)
+@pytest.mark.parametrize(("tiers", "count"), [((FULL,), 1), ((FULL, INT2, attrs.evolve(INT2, name="int2b")), 3)])
 def test_shares_that_do_not_match_the_tiers_are_refused(tiers: tuple[Tier, ...], count: int) -> None:
-    with pytest.raises(
-        PolicyError, match=f"2 shares .* for {count} tiers; give one share per tier, hot to cold"
-    ):
+    with pytest.raises(PolicyError, match=f"2 shares .* for {count} tiers; give one share per tier, hot to cold"):
         compose(tiers=tiers)
 
 
@@ -288,9 +258,7 @@ def test_absolute_budgets_are_taken() -> None:
 )
 @pytest.mark.parametrize("value", [-1, 1.5, True, "8", None, 8.0])
 def test_impossible_numbers_of_tokens_are_refused(field: str, least: int, value: Any) -> None:
-    with pytest.raises(
-        PolicyError, match=f"{field} must be a whole number of at least {least}, got {value!r}"
-    ):
+    with pytest.raises(PolicyError, match=f"{field} must be a whole number of at least {least}, got {value!r}"):
         compose(**{field: value})
 
 
@@ -301,9 +269,7 @@ def test_windows_and_periods_of_nothing_are_refused(field: str) -> None:
 
 
 def test_one_token_windows_are_refused_where_keys_are_encoded_by_channel() -> None:
-    with pytest.raises(
-        PolicyError, match=r"per_channel needs windows of at least 2 tokens.*use per_token or longer"
-    ):
+    with pytest.raises(PolicyError, match=r"per_channel needs windows of at least 2 tokens.*use per_token or longer"):
         compose(window_tokens=1)
     by_token = Tier("int2", keys=PerToken(2), values=PerToken(2), store=DeviceMemory())
     assert compose(window_tokens=1, tiers=(FULL, by_token)).window_tokens == 1

@@ -9,9 +9,7 @@ import sys
 if sys.version_info < (3, 11):  # noqa: UP036 - whoever starts this with an old Python gets a sentence
     sys.exit(
         "qevict needs Python 3.11 or newer; this is Python {}.{}.\n"
-        "Start it with a newer one: python3.12 tools/dev.py ... or make PYTHON=python3.12 ...".format(
-            *sys.version_info
-        )
+        "Start it with a newer one: python3.12 tools/dev.py ... or make PYTHON=python3.12 ...".format(*sys.version_info)
     )
 
 import argparse

@@ -46,9 +46,7 @@ def main(
 
 
 @app.command()
-def plugins(
-    *, as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")] = False
-) -> None:
+def plugins(*, as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")] = False) -> None:
     """List all parts, whose they are, and which plugins failed and why."""
     inventory = _inventory()
     if as_json:
@@ -80,12 +78,7 @@ def _part(offer: "Offer") -> dict[str, str | None]:
 
 
 def _failure(failure: "Failure") -> dict[str, str | None]:
-    return {
-        **attrs.asdict(failure.source),
-        "kind": failure.kind,
-        "name": failure.name,
-        "cause": failure.cause,
-    }
+    return {**attrs.asdict(failure.source), "kind": failure.kind, "name": failure.name, "cause": failure.cause}
 
 
 def _print_tables(inventory: "Inventory") -> None:

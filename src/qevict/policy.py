@@ -1,6 +1,7 @@
 """A policy: a frozen composition of parts that validates itself."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import attrs
 import torch
@@ -15,11 +16,13 @@ from qevict.contracts.store import Store
 from qevict.contracts.values import Granularity
 from qevict.errors import PolicyError
 
+_Validator = Callable[[Any, Any, Any], None]
+
 _STORED_DTYPES = (None, torch.float32, torch.bfloat16, torch.float16)
 
 
-def _whole_number(least: int) -> "attrs._ValidatorType[int]":
-    def check(_instance: object, attribute: "attrs.Attribute[int]", value: int) -> None:
+def _whole_number(least: int) -> _Validator:
+    def check(_instance: object, attribute: "attrs.Attribute[int]", value: object) -> None:
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             msg = f"{attribute.name} must be a whole number of at least {least}, got {value!r}"
             raise PolicyError(msg)
@@ -27,7 +30,7 @@ def _whole_number(least: int) -> "attrs._ValidatorType[int]":
     return check
 
 
-def _one_of(*allowed: object) -> "attrs._ValidatorType[object]":
+def _one_of(*allowed: object) -> _Validator:
     def check(_instance: object, attribute: "attrs.Attribute[object]", value: object) -> None:
         if value not in allowed:
             msg = f"{attribute.name}={value!r} is not allowed; allowed: {', '.join(map(repr, allowed))}"
@@ -36,11 +39,13 @@ def _one_of(*allowed: object) -> "attrs._ValidatorType[object]":
     return check
 
 
-def _part(contract: type, *, optional: bool = False) -> "attrs._ValidatorType[object]":
+def _part(contract: type, *, optional: bool = False) -> _Validator:
     def check(_instance: object, attribute: "attrs.Attribute[object]", value: object) -> None:
         if isinstance(value, contract) or (optional and value is None):
             return
-        hint = "; names are for files and the command line, Python code passes objects" if isinstance(value, str) else ""
+        hint = (
+            "; names are for files and the command line, Python code passes objects" if isinstance(value, str) else ""
+        )
         if isinstance(value, type):
             hint = f"; pass an instance: {value.__name__}()"
         msg = f"{attribute.name} must be a {contract.__name__}, got {value!r}{hint}"
@@ -96,8 +101,8 @@ class Policy:
         tiers: hot to cold; what fits in none is evicted.
         ledger: what stays known of a window while it moves.
         backend: how attention reads the mixture.
-        budget: bytes per row: ``Fraction(0.2)``, ``Bytes(...)``, ``Tokens(...)``, their text (``"20 %"``), or None for no
-            limit. A fraction is of what a full cache in the stored dtype would hold for the row now.
+        budget: bytes per row: ``Fraction(0.2)``, ``Bytes(...)``, ``Tokens(...)``, their text (``"20 %"``), or None for
+            no limit. A fraction is of what a full cache in the stored dtype would hold for the row now.
         window_tokens: tokens that are routed together.
         period_tokens: a routing event follows whenever that many tokens have come.
         sink_tokens: first tokens of a row, always in full precision.
@@ -134,7 +139,7 @@ class Policy:
         self.router.check(len(self.tiers))
         for tier in self.tiers:
             if tier.codec is not None:
-                # Any even head_dim shows whether windows of that length can be encoded; the model's is checked at attach.
+                # One head_dim shows whether windows of that length can be encoded; the model's is checked at attach.
                 for quantizer in tier.codec:
                     quantizer.layout(self.window_tokens, 64)
         missing = self.scorer.needs - self.backend.provides
@@ -177,6 +182,8 @@ def _check_tiers(tiers: tuple[Tier, ...]) -> None:
         raise PolicyError(msg)
     for tier in tiers:
         if not tier.store.attended:
-            msg = f"tier {tier.name!r} lives in store {tier.store.name!r}, which attention cannot read; offloaded tiers \
-are not supported yet"
+            msg = (
+                f"tier {tier.name!r} lives in store {tier.store.name!r}, which attention cannot read; offloaded tiers "
+                f"are not supported yet"
+            )
             raise PolicyError(msg)

@@ -59,9 +59,7 @@ def normal(generator: torch.Generator, *shape: int) -> Tensor:
     return torch.randn(*shape, generator=generator)
 
 
-def make_scene(
-    seed: int, lanes: int = 3, heads: int = 2, group: int = 2, queries: int = 5, windows: int = 6
-) -> Scene:
+def make_scene(seed: int, lanes: int = 3, heads: int = 2, group: int = 2, queries: int = 5, windows: int = 6) -> Scene:
     """Ragged lanes: evicted windows leave gaps, the last one is open, queries are padded on the left."""
     chance, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     offsets = torch.tensor([chance.choice([0, 0, 11]) for _ in range(lanes)])
@@ -69,17 +67,12 @@ def make_scene(
     for lane in range(lanes):
         last = chance.randint(1, windows)
         stay = sorted(chance.sample(range(last), chance.randint(0, last)))
-        blocks.append(
-            [make_block(generator, index, chance.randrange(2), heads, int(offsets[lane])) for index in stay]
-        )
+        blocks.append([make_block(generator, index, chance.randrange(2), heads, int(offsets[lane])) for index in stay])
         blocks[lane].append(make_block(generator, last, 0, heads, int(offsets[lane])))
         lengths.append(SINKS + WINDOW * last + chance.randint(1, WINDOW))
     pads = [chance.randint(0, queries - 1) for _ in range(lanes)]
     positions = torch.tensor(
-        [
-            [-1] * pad + list(range(length - queries + pad, length))
-            for pad, length in zip(pads, lengths, strict=True)
-        ]
+        [[-1] * pad + list(range(length - queries + pad, length)) for pad, length in zip(pads, lengths, strict=True)]
     )
     vectors = 2 * normal(generator, lanes, heads, group, queries, HEAD_DIM)
     return Scene(
@@ -262,12 +255,7 @@ def tokens_of(scene: Scene, lane: int, head: int) -> list[tuple[int | None, int,
     """Window (None for a sink), true position, key and value of every token that is there."""
     length = int(scene.lengths[lane])
     tokens: list[tuple[int | None, int, Tensor, Tensor]] = [
-        (
-            None,
-            place,
-            scene.sink_keys[lane, head, place].double(),
-            scene.sink_values[lane, head, place].double(),
-        )
+        (None, place, scene.sink_keys[lane, head, place].double(), scene.sink_values[lane, head, place].double())
         for place in range(min(SINKS, length))
     ]
     for block in scene.blocks[lane]:
@@ -298,13 +286,9 @@ def compare(scene: Scene, placed: Placed, expected: Expected) -> Attended:
             for window, amount in sums.items():
                 told[lane, head, placed.columns[lane][window]] = amount
     torch.testing.assert_close(got.mass, told, rtol=1e-5, atol=1e-5)
-    assert bool((got.mass[~placed.view.present[:, None].expand_as(got.mass)] == 0).all()), (
-        "filler has no mass at all"
-    )
+    assert bool((got.mass[~placed.view.present[:, None].expand_as(got.mass)] == 0).all()), "filler has no mass at all"
     total = got.mass.sum(-1) + got.protected_mass
-    torch.testing.assert_close(
-        total, real.sum(1, keepdim=True).float().expand_as(total), rtol=1e-5, atol=1e-5
-    )
+    torch.testing.assert_close(total, real.sum(1, keepdim=True).float().expand_as(total), rtol=1e-5, atol=1e-5)
     return got
 
 
@@ -380,9 +364,7 @@ def test_masses_alone_are_those_of_attention(seed: int) -> None:
 def test_filler_has_a_probability_of_exactly_zero(seed: int) -> None:
     """What lies in free slots, absent columns and unwritten tokens may be anything."""
     scene = make_scene(seed)
-    quiet, loud = (
-        BACKEND.attend(scene.query, lay_out(scene, seed, filler=by).view, want_mass=True) for by in (1, 1e6)
-    )
+    quiet, loud = (BACKEND.attend(scene.query, lay_out(scene, seed, filler=by).view, want_mass=True) for by in (1, 1e6))
     assert torch.equal(quiet.output, loud.output)
     assert torch.equal(quiet.lse, loud.lse)
     assert quiet.mass is not None
@@ -408,9 +390,7 @@ def test_pads_see_nothing_give_no_mass_and_make_no_nan(seed: int) -> None:
     nothing = BACKEND.attend(only_pads, view, want_mass=True)
     assert nothing.mass is not None
     assert nothing.protected_mass is not None
-    assert (
-        float(nothing.mass.abs().sum() + nothing.protected_mass.abs().sum() + nothing.output.abs().sum()) == 0
-    )
+    assert float(nothing.mass.abs().sum() + nothing.protected_mass.abs().sum() + nothing.output.abs().sum()) == 0
 
 
 def test_sinks_beyond_a_short_row_are_not_attended_to() -> None:
@@ -434,11 +414,7 @@ def test_lanes_are_strangers() -> None:
             scene.sink_values[lane : lane + 1],
             scene.lengths[lane : lane + 1],
             scene.offsets[lane : lane + 1],
-            Query(
-                scene.query.vectors[lane : lane + 1],
-                scene.query.positions[lane : lane + 1],
-                scene.query.scaling,
-            ),
+            Query(scene.query.vectors[lane : lane + 1], scene.query.positions[lane : lane + 1], scene.query.scaling),
         )
         got = BACKEND.attend(alone.query, lay_out(alone, 5).view, want_mass=True)
         torch.testing.assert_close(got.output[0], together.output[lane], rtol=1e-5, atol=1e-5)
@@ -451,10 +427,7 @@ def test_16_bit_queries_and_pools_are_attended_to_in_fp32(dtype: torch.dtype) ->
     scene = scene._replace(query=attrs.evolve(scene.query, vectors=scene.query.vectors.to(dtype)))
     scene = scene._replace(sink_keys=scene.sink_keys.to(dtype), sink_values=scene.sink_values.to(dtype))
     rounded = [
-        [
-            each._replace(rotated=each.rotated.to(dtype).float(), decoded=each.decoded.to(dtype).float())
-            for each in lane
-        ]
+        [each._replace(rotated=each.rotated.to(dtype).float(), decoded=each.decoded.to(dtype).float()) for each in lane]
         for lane in scene.blocks
     ]
     scene = scene._replace(blocks=rounded)

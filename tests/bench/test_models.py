@@ -144,9 +144,7 @@ def test_a_bad_download_is_explained(cache: Path, use_pip: UsePip, pip: FakePip,
 
 
 def test_missing_packages_are_named_with_the_remedy() -> None:
-    with pytest.raises(
-        QevictError, match=r'not installed: qevict_nowhere. Run: pip install "qevict\[demo\]"'
-    ):
+    with pytest.raises(QevictError, match=r'not installed: qevict_nowhere. Run: pip install "qevict\[demo\]"'):
         models._require_packages("json", "qevict_nowhere")
 
 
@@ -167,9 +165,7 @@ def test_an_unwritable_cache_is_explained(cache: Path) -> None:
         ("win32", {}, "/home/me/AppData/Local/qevict"),
     ],
 )
-def test_cache_dir(
-    monkeypatch: pytest.MonkeyPatch, platform: str, variables: dict[str, str], expected: str
-) -> None:
+def test_cache_dir(monkeypatch: pytest.MonkeyPatch, platform: str, variables: dict[str, str], expected: str) -> None:
     for name in ("QEVICT_CACHE", "XDG_CACHE_HOME", "LOCALAPPDATA"):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():

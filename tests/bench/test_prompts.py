@@ -19,9 +19,7 @@ TEMPLATE = (
 )
 
 
-def byte_tokenizer(
-    template: str | None = TEMPLATE, *, merges: list[tuple[str, str]]
-) -> PreTrainedTokenizerFast:
+def byte_tokenizer(template: str | None = TEMPLATE, *, merges: list[tuple[str, str]]) -> PreTrainedTokenizerFast:
     tokens = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *("".join(pair) for pair in merges)]
     core = Tokenizer(BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=merges))
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -50,10 +48,7 @@ def test_the_answer_is_cut_behind_its_lead_in(tokenizer: PreTrainedTokenizerFast
     asked = prompts.Question("Who?", "Ann", 0.5, lead_in="It was")
     lead, answer = prompts.reply_ids(tokenizer, asked)
     assert (tokenizer.decode(lead), tokenizer.decode(answer)) == ("It was", " Ann")
-    assert prompts.reply_ids(tokenizer, attrs.evolve(asked, lead_in="")) == (
-        [],
-        prompts.answer_ids(tokenizer, "Ann"),
-    )
+    assert prompts.reply_ids(tokenizer, attrs.evolve(asked, lead_in="")) == ([], prompts.answer_ids(tokenizer, "Ann"))
 
 
 @pytest.mark.parametrize(
@@ -65,9 +60,7 @@ def test_the_answer_is_cut_behind_its_lead_in(tokenizer: PreTrainedTokenizerFast
     ],
     ids=["no-template", "altering-template", "joining-tokenizer"],
 )
-def test_an_unfit_tokenizer_is_refused(
-    template: str | None, merges: list[tuple[str, str]], expected: str
-) -> None:
+def test_an_unfit_tokenizer_is_refused(template: str | None, merges: list[tuple[str, str]], expected: str) -> None:
     with pytest.raises(DemoModelError, match=expected):
         prompts.split_prompt(byte_tokenizer(template, merges=merges), "a text", "Who?")
 
@@ -113,11 +106,7 @@ def smollm2() -> tuple[Any, PreTrainedTokenizerBase]:
 def generate(model: Any, tokenizer: PreTrainedTokenizerBase, ids: list[int], cache: DynamicCache) -> str:
     given = torch.tensor([ids])
     out = model.generate(
-        given,
-        attention_mask=torch.ones_like(given),
-        past_key_values=cache,
-        max_new_tokens=48,
-        do_sample=False,
+        given, attention_mask=torch.ones_like(given), past_key_values=cache, max_new_tokens=48, do_sample=False
     )
     return str(tokenizer.decode(out[0, len(ids) :], skip_special_tokens=True))
 
@@ -139,9 +128,7 @@ def test_real_context_is_the_same_for_every_question(smollm2: tuple[Any, PreTrai
 
 @pytest.mark.real
 @pytest.mark.slow
-def test_real_full_cache_answers_and_so_does_the_second_turn(
-    smollm2: tuple[Any, PreTrainedTokenizerBase],
-) -> None:
+def test_real_full_cache_answers_and_so_does_the_second_turn(smollm2: tuple[Any, PreTrainedTokenizerBase]) -> None:
     model, tokenizer = smollm2
     document, questions = prompts.load_document().text, prompts.load_questions()
     context, _ = prompts.split_prompt(tokenizer, document, questions[0].question)

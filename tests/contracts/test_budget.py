@@ -60,9 +60,7 @@ def test_text_is_read(text: str, budget: Budget) -> None:
     ],
 )
 def test_text_that_is_no_budget_is_refused_with_the_allowed_forms(text: str) -> None:
-    with pytest.raises(
-        BudgetError, match=r"allowed: a share such as '20 %'.*'64 MiB'.*'512 tokens'.*None"
-    ) as caught:
+    with pytest.raises(BudgetError, match=r"allowed: a share such as '20 %'.*'64 MiB'.*'512 tokens'.*None") as caught:
         parse_budget(text)
     assert repr(text) in str(caught.value) or repr(text.strip(" 0123456789")) in str(caught.value)
 

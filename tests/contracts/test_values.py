@@ -10,9 +10,7 @@ from qevict.contracts.values import ArraySpec, Geometry, Observation, layout_byt
 
 @given(st.integers(1, 3), st.integers(0, 12), st.integers(1, 5), st.integers(0, 2**31), st.booleans())
 @settings(deadline=None, max_examples=60)
-def test_sums_by_window_are_those_of_a_loop(
-    lanes: int, tokens: int, windows: int, seed: int, half: bool
-) -> None:
+def test_sums_by_window_are_those_of_a_loop(lanes: int, tokens: int, windows: int, seed: int, half: bool) -> None:
     """Sinks and pads (column -1) count nowhere; several tokens of a window add up, in fp32."""
     generator = torch.Generator().manual_seed(seed)
     columns = torch.randint(-1, windows, (lanes, tokens), generator=generator)
@@ -40,9 +38,7 @@ def test_sums_by_window_leave_the_amounts_alone() -> None:
     assert amounts.tolist() == [[1.0, 1.0]]
 
 
-@pytest.mark.parametrize(
-    ("dtype", "expected"), [(torch.bfloat16, 4096), (torch.float16, 4096), (torch.float32, 8192)]
-)
+@pytest.mark.parametrize(("dtype", "expected"), [(torch.bfloat16, 4096), (torch.float16, 4096), (torch.float32, 8192)])
 def test_bytes_of_a_token(dtype: torch.dtype, expected: int) -> None:
     """Llama-3.1-8B: 8 KV heads of 128 channels, key and value."""
     assert Geometry(layers=32, q_heads=32, kv_heads=8, head_dim=128, dtype=dtype).token_bytes == expected

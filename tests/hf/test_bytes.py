@@ -6,13 +6,13 @@ import attrs
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.footprint import reachable_bytes
+from tests.oracle import prompts, tiny
 
 import qevict
 from qevict import policies
 from qevict.engine.wiring import stepped
 from qevict.hf.compat import CACHE_ARGUMENT
-from tests.footprint import reachable_bytes
-from tests.oracle import prompts, tiny
 
 MODEL = tiny("llama", num_hidden_layers=2)
 
@@ -44,7 +44,9 @@ def check_laws(cache: Any) -> None:
     floor = wiring.row_bytes + wiring.geometry.layers * wiring.lanes_per_row * wiring.reserve_bytes
     for tokens in report.tokens:
         full = tokens * wiring.geometry.token_bytes * wiring.geometry.layers
-        allowed += max(cache.policy.budget.row_bytes(tokens, wiring.geometry.token_bytes * wiring.geometry.layers), floor)
+        allowed += max(
+            cache.policy.budget.row_bytes(tokens, wiring.geometry.token_bytes * wiring.geometry.layers), floor
+        )
         del full
     assert report.exact_bytes <= allowed
     assert report.overshoot_bytes == max(0, report.exact_bytes - report.budget_bytes)

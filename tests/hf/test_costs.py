@@ -6,12 +6,12 @@ from typing import Any
 import attrs
 import pytest
 import torch
+from tests.oracle import prompts, tiny
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import qevict
 from qevict import policies
 from qevict.hf.compat import CACHE_ARGUMENT
-from tests.oracle import prompts, tiny
 
 SYNCHRONISING = ("_local_scalar_dense", "nonzero", "masked_select", "item", "is_nonzero", "equal")
 
@@ -20,7 +20,7 @@ class Operators(TorchDispatchMode):
     """Counts operators; remembers those that wait for the device."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self.names: Counter[str] = Counter()
         self.waits: Counter[str] = Counter()
 
@@ -101,15 +101,15 @@ def test_bytes_moved_at_an_event_follow_the_moves(monkeypatch: pytest.MonkeyPatc
     from qevict.stores.memory import MemoryPool
 
     written = Counter[str]()
-    originals = {"write": MemoryPool.write, "repack": MemoryPool.repack}
+    plain_write, plain_repack = MemoryPool.write, MemoryPool.repack
 
     def write(pool: Any, slots: Any, codes: Any) -> None:
         written["write"] += len(slots)
-        originals["write"](pool, slots, codes)
+        plain_write(pool, slots, codes)
 
     def repack(pool: Any, slots: Any, capacity: int) -> None:
         written["repack"] += len(slots)
-        originals["repack"](pool, slots, capacity)
+        plain_repack(pool, slots, capacity)
 
     monkeypatch.setattr(MemoryPool, "write", write)
     monkeypatch.setattr(MemoryPool, "repack", repack)

@@ -5,11 +5,11 @@ from typing import Any
 import attrs
 import pytest
 import torch
+from tests.oracle import FAMILIES, Run, assert_sensitive, generate, prompts, replay, tiny
 from torch import Tensor
 
 import qevict
 from qevict import policies
-from tests.oracle import FAMILIES, Run, assert_sensitive, generate, prompts, replay, tiny
 
 HOW = {"greedy": {"do_sample": False}, "sampling": {"do_sample": True, "temperature": 1.3, "top_k": 20}}
 EVICTING = {
@@ -38,7 +38,9 @@ def stock(model: Any, ids: Tensor, mask: Tensor | None, new: int, **how: Any) ->
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("how", HOW.values(), ids=HOW)
 @pytest.mark.parametrize("rows", [1, 3])
-def test_one_dense_tier_is_the_dynamic_cache_bit_for_bit(family: str, impl: str, how: dict[str, Any], rows: int) -> None:
+def test_one_dense_tier_is_the_dynamic_cache_bit_for_bit(
+    family: str, impl: str, how: dict[str, Any], rows: int
+) -> None:
     """Rung 1, unpadded."""
     model = tiny(family, impl=impl)
     ids, _ = prompts(*[120] * rows)
@@ -61,7 +63,12 @@ def test_one_dense_tier_is_the_dynamic_cache_on_padded_batches(family: str, impl
     expected = stock(model, ids, mask, 24, do_sample=False)
     with qevict.attach(model, policies.full()) as session:
         found = session.generate(
-            ids, attention_mask=mask, max_new_tokens=24, return_dict_in_generate=True, output_logits=True, do_sample=False
+            ids,
+            attention_mask=mask,
+            max_new_tokens=24,
+            return_dict_in_generate=True,
+            output_logits=True,
+            do_sample=False,
         )
     assert torch.equal(found.sequences, expected.sequences)
     for own, theirs in zip(found.logits, expected.logits, strict=True):
@@ -81,7 +88,9 @@ def check(model: Any, run: Run, mask: Tensor, *, patch: bool) -> None:
 @pytest.mark.parametrize("name", EVICTING)
 @pytest.mark.parametrize("how", HOW.values(), ids=HOW)
 @pytest.mark.parametrize("lengths", [(200,), (5, 100, 300)], ids=["solo", "padded"])
-def test_eviction_equals_the_masked_full_oracle(name: str, impl: str, how: dict[str, Any], lengths: tuple[int, ...]) -> None:
+def test_eviction_equals_the_masked_full_oracle(
+    name: str, impl: str, how: dict[str, Any], lengths: tuple[int, ...]
+) -> None:
     """Rung 2, per row and per head."""
     model = tiny("llama", impl=impl)
     ids, mask = prompts(*lengths)
@@ -101,7 +110,9 @@ def test_eviction_equals_the_oracle_in_every_family(family: str) -> None:
 @pytest.mark.parametrize("name", QUANTIZING)
 @pytest.mark.parametrize("how", HOW.values(), ids=HOW)
 @pytest.mark.parametrize("lengths", [(200,), (5, 100, 300)], ids=["solo", "padded"])
-def test_quantized_tiers_equal_the_patched_oracle(name: str, impl: str, how: dict[str, Any], lengths: tuple[int, ...]) -> None:
+def test_quantized_tiers_equal_the_patched_oracle(
+    name: str, impl: str, how: dict[str, Any], lengths: tuple[int, ...]
+) -> None:
     """Rung 3: the oracle with decoded keys and values put in place."""
     model = tiny("llama", impl=impl)
     ids, mask = prompts(*lengths)

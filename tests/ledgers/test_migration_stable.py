@@ -13,9 +13,7 @@ from qevict.ledgers.migration_stable import MigrationStable
 
 def every_case(tiers: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Each set of codes that a window can hold, with each place that it can take."""
-    rows = list(
-        itertools.product(itertools.product([False, True], repeat=tiers), range(PROTECTED, tiers + 1))
-    )
+    rows = list(itertools.product(itertools.product([False, True], repeat=tiers), range(PROTECTED, tiers + 1)))
     return torch.tensor([held for held, _ in rows]), torch.tensor([place for _, place in rows])
 
 
@@ -40,9 +38,7 @@ def test_laws(tiers: int) -> None:
     assert not bool(retained[place == tiers].any()), "an evicted window retains nothing"
     lives = (place >= 0) & (place < tiers)
     own = place[lives][:, None]
-    assert torch.equal(retained[lives].gather(1, own), held[lives].gather(1, own)), (
-        "codes of its own tier stay"
-    )
+    assert torch.equal(retained[lives].gather(1, own), held[lives].gather(1, own)), "codes of its own tier stay"
 
 
 def test_codes_survive_promotion_and_the_way_back() -> None:

@@ -62,11 +62,7 @@ def test_the_listing_names_the_distribution(environment: dict[str, str], project
     listing = json.loads(run(["-m", "qevict.cli", "plugins", "--json"], environment))
 
     [part] = [each for each in listing["parts"] if each["name"] == "key_norm"]
-    assert (part["kind"], part["distribution"], part["version"]) == (
-        "scorer",
-        project["name"],
-        project["version"],
-    )
+    assert (part["kind"], part["distribution"], part["version"]) == ("scorer", project["name"], project["version"])
     assert listing["failures"] == []
 
 

@@ -77,13 +77,7 @@ def check_half_a_step(kind: Kind, quantizer: Quantizer, x: Tensor) -> None:
 )
 @settings(deadline=None, max_examples=300)
 def test_error_is_at_most_half_a_stored_step(
-    kind: Kind,
-    bits: int,
-    parameters: torch.dtype,
-    dtype: torch.dtype,
-    offset: float,
-    spread: float,
-    seed: int,
+    kind: Kind, bits: int, parameters: torch.dtype, dtype: torch.dtype, offset: float, spread: float, seed: int
 ) -> None:
     """Offsets far beyond what the parameters resolve beside the data's range: large key biases."""
     x = (offset + spread * normal(2, 3, 8, 16, seed=seed)).to(dtype)
@@ -159,9 +153,7 @@ def test_one_by_one_equals_together(kind: Kind, bits: int, parameters: torch.dty
     for head in range(2):
         for window in range(3):
             alone = quantizer.encode(x[head : head + 1, window : window + 1])
-            assert same(
-                alone, {name: array[head : head + 1, window : window + 1] for name, array in codes.items()}
-            )
+            assert same(alone, {name: array[head : head + 1, window : window + 1] for name, array in codes.items()})
 
 
 # ── C25: constant, all-zero and nearly constant groups, beside a normal neighbour ──────────────────
@@ -199,10 +191,7 @@ def test_degenerate_groups_come_back_and_disturb_nobody(
     x[group] = DEGENERATE[case](usual[group].float()).to(dtype)
     quantizer = kind(bits, parameters)
     check_half_a_step(kind, quantizer, x)
-    decoded, undisturbed = (
-        quantizer.decode(quantizer.encode(x), 32),
-        quantizer.decode(quantizer.encode(usual), 32),
-    )
+    decoded, undisturbed = (quantizer.decode(quantizer.encode(x), 32), quantizer.decode(quantizer.encode(usual), 32))
     constant = x[group].float()
     if bool((constant == constant[0]).all()) and float(constant[0].to(parameters)) == float(constant[0]):
         assert torch.equal(decoded[group], constant)
@@ -255,9 +244,7 @@ def test_bytes_of_a_window_of_llama_3_1_8b(bits: int, expected: int) -> None:
 
 
 def test_keys_and_values_may_differ_in_bits() -> None:
-    assert window_bytes(PerChannel(4), PerToken(2), 8, 128, 8) == 8 * (
-        128 * (8 * 4 // 8 + 4) + 8 * (128 * 2 // 8 + 4)
-    )
+    assert window_bytes(PerChannel(4), PerToken(2), 8, 128, 8) == 8 * (128 * (8 * 4 // 8 + 4) + 8 * (128 * 2 // 8 + 4))
 
 
 # ── Examples worked by hand elsewhere ─────────────────────────────────────────────────────────────
@@ -288,10 +275,7 @@ def test_the_key_channels_and_the_value_row_of_the_kivi_example() -> None:
     codes = keys.encode(x)
     assert codes["scale"].tolist() == [[[5.0, 20.0]]]
     assert codes["zero"].tolist() == [[[0.0, -30.0]]]
-    words = [
-        int.from_bytes(bytes(half), "little", signed=True)
-        for half in codes["codes"][0, 0].view(2, 4).tolist()
-    ]
+    words = [int.from_bytes(bytes(half), "little", signed=True) for half in codes["codes"][0, 0].view(2, 4).tolist()]
     assert words == [-22391488, -1432179030]
     assert keys.decode(codes, 2)[0, 0, 0, 1] == 10
     row = torch.linspace(-3, 3, 8).expand(1, 1, 1, 8)
@@ -332,9 +316,7 @@ def test_one_token_windows_are_refused_per_channel_with_the_remedy(bits: int) ->
 
 
 @kinds
-@pytest.mark.parametrize(
-    ("bits", "window", "head_dim", "multiple"), [(2, 3, 10, 4), (3, 2, 10, 8), (4, 3, 5, 2)]
-)
+@pytest.mark.parametrize(("bits", "window", "head_dim", "multiple"), [(2, 3, 10, 4), (3, 2, 10, 8), (4, 3, 5, 2)])
 def test_shapes_that_do_not_fill_bytes_are_refused_with_the_allowed_multiple(
     kind: Kind, bits: int, window: int, head_dim: int, multiple: int
 ) -> None:

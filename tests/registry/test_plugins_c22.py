@@ -45,10 +45,7 @@ BROKEN = {
     "answer": ("ANSWER = 42", "42 implements no hook"),
     "number": ("@HOOK\ndef qevict_scorers(): return 42", "returns an iterable of classes, got 42"),
     "numbers": ("@HOOK\ndef qevict_scorers(): return [42]", "qevict_scorers returns classes, got 42"),
-    "foreign": (
-        "@HOOK\ndef qevict_scorers(): return [dict]",
-        "derive it from qevict.contracts.scorer.Scorer",
-    ),
+    "foreign": ("@HOOK\ndef qevict_scorers(): return [dict]", "derive it from qevict.contracts.scorer.Scorer"),
     "wrong-kind": (ROUTER, "offer it from qevict_routers"),
     "abstract": ("SCORER.replace('def rank', 'def rang')", "is abstract; implement rank"),
     "instance": ("SCORER.replace('[Part]', '[Part()]')", "return the class itself"),
@@ -154,9 +151,7 @@ def test_a_talking_plugin_talks_to_stderr(listed: Done) -> None:
 
 
 @pytest.mark.parametrize("wrong", BROKEN)
-def test_asking_for_a_broken_plugin_names_distribution_and_entry_point(
-    asked: dict[str, list[str]], wrong: str
-) -> None:
+def test_asking_for_a_broken_plugin_names_distribution_and_entry_point(asked: dict[str, list[str]], wrong: str) -> None:
     kind, message = asked[wrong]
     assert kind == "PluginError"
     assert f"plugin qevict-{wrong} 1.0 (entry point '{wrong}') failed" in message
@@ -195,8 +190,5 @@ def test_help_does_not_notice_plugins(run: Run) -> None:
 def test_the_table_shows_parts_and_failures(run: Run) -> None:
     done = run(*CLI, "plugins")
     assert done.returncode == 0, done.stderr
-    assert (
-        "failed plugin qevict-brackets 1.0 (entry point 'brackets') failed: ValueError: [/red] [bold"
-        in done.stdout
-    )
+    assert "failed plugin qevict-brackets 1.0 (entry point 'brackets') failed: ValueError: [/red] [bold" in done.stdout
     assert [word for word in done.stdout.split() if word == "talks"]

@@ -54,8 +54,7 @@ def test_the_default_registry_is_made_once() -> None:
 
 def test_a_miss_says_what_was_meant_and_what_is_known() -> None:
     with pytest.raises(
-        UnknownPartError,
-        match=r"(?s)no scorer is named 'cumulativ'.*'cumulative'\?.*known: cumulative, recency",
+        UnknownPartError, match=r"(?s)no scorer is named 'cumulativ'.*'cumulative'\?.*known: cumulative, recency"
     ):
         Registry(entry_points=()).get("scorer", "cumulativ")
 

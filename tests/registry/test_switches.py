@@ -55,9 +55,7 @@ def test_tracing_tells_each_load_and_shows_tracebacks(
 
 
 @pytest.mark.parametrize("code", ["1 / 0", "raise SystemExit(3)"])
-def test_the_debug_switch_raises_at_once(
-    site: Path, write: Write, entry_points: EntryPoints, code: str
-) -> None:
+def test_the_debug_switch_raises_at_once(site: Path, write: Write, entry_points: EntryPoints, code: str) -> None:
     write(site, "qevict-broken", code)
     ours = Registry(entry_points(), Switches.from_environment({"QEVICT_TRACE_PLUGINS": "raise"}))
 

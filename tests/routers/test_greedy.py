@@ -75,12 +75,8 @@ def ask(case: Case) -> MovePlan:
     kept = None
     if case.with_kept:
         shape = (*scores.shape, len(case.tenths))
-        kept = torch.tensor([[line.kept for line in lane] for lane in case.lanes], dtype=torch.bool).view(
-            shape
-        )
-    return case.router.plan(
-        {IMPORTANCE: scores}, windows_of(case.lanes), Costs(case.tier_bytes, kept), case.capacities
-    )
+        kept = torch.tensor([[line.kept for line in lane] for lane in case.lanes], dtype=torch.bool).view(shape)
+    return case.router.plan({IMPORTANCE: scores}, windows_of(case.lanes), Costs(case.tier_bytes, kept), case.capacities)
 
 
 def by_loop(case: Case) -> list[list[int]]:
@@ -98,8 +94,7 @@ def by_loop(case: Case) -> list[list[int]]:
             slots = case.room(index, tier)
             if case.with_kept:
                 slots -= sum(
-                    line.candidate and line.kept[tier] and place[column] < tier
-                    for column, line in enumerate(lane)
+                    line.candidate and line.kept[tier] and place[column] < tier for column, line in enumerate(lane)
                 )
             for column in best[: max(slots, 0)]:
                 place[column] = tier
@@ -181,13 +176,10 @@ def test_permuting_columns_permutes_the_plan(case: Case, seed: int) -> None:
     chance = random.Random(seed)
     orders = [chance.sample(range(len(lane)), len(lane)) for lane in case.lanes]
     shuffled = case._replace(
-        lanes=tuple(
-            tuple(lane[column] for column in order) for lane, order in zip(case.lanes, orders, strict=True)
-        )
+        lanes=tuple(tuple(lane[column] for column in order) for lane, order in zip(case.lanes, orders, strict=True))
     )
     expected = [
-        [places[column] for column in order]
-        for places, order in zip(ask(case).place.tolist(), orders, strict=True)
+        [places[column] for column in order] for places, order in zip(ask(case).place.tolist(), orders, strict=True)
     ]
     assert ask(shuffled).place.tolist() == expected
     assert ask(shuffled).counts == ask(case).counts
@@ -204,35 +196,22 @@ def test_lanes_are_strangers_and_equal_input_gives_an_equal_plan(case: Case) -> 
 
 
 def test_the_arguments_are_not_changed() -> None:
-    lane = tuple(
-        Line(5 + 8 * column, float(column), True, True, 0, (False, column < 2)) for column in range(6)
-    )
+    lane = tuple(Line(5 + 8 * column, float(column), True, True, 0, (False, column < 2)) for column in range(6))
     windows, scores = windows_of([lane]), torch.arange(6.0)[None]
     kept = torch.tensor([[line.kept for line in lane]])
-    before = [
-        tensor.clone() for tensor in (windows.positions, windows.candidate, windows.place, scores, kept)
-    ]
+    before = [tensor.clone() for tensor in (windows.positions, windows.candidate, windows.place, scores, kept)]
     GreedyTiers(shares=(0.5, 0.5)).plan({IMPORTANCE: scores}, windows, Costs((10, 3), kept), [40])
     after = [windows.positions, windows.candidate, windows.place, scores, kept]
     assert all(torch.equal(left, right) for left, right in zip(before, after, strict=True))
 
 
-def simple(
-    scores: Sequence[float], *, positions: Sequence[int] | None = None, fixed: Sequence[int] = ()
-) -> Windows:
+def simple(scores: Sequence[float], *, positions: Sequence[int] | None = None, fixed: Sequence[int] = ()) -> Windows:
     """Candidates of one lane in ascending position; those of ``fixed`` are protected."""
     columns = range(len(scores))
     return windows_of(
         [
             [
-                Line(
-                    positions[column] if positions else 8 * column,
-                    scores[column],
-                    column not in fixed,
-                    True,
-                    -1,
-                    (),
-                )
+                Line(positions[column] if positions else 8 * column, scores[column], column not in fixed, True, -1, ())
                 for column in columns
             ]
         ]
@@ -241,11 +220,7 @@ def simple(
 
 def test_all_equal_scores_keep_the_earliest_whatever_their_columns() -> None:
     windows = simple([1.0] * 5, positions=[32, 8, 24, 0, 16])
-    place = (
-        GreedyTiers(shares=(0.5, 0.5))
-        .plan({IMPORTANCE: torch.ones(1, 5)}, windows, Costs((10, 10)), [40])
-        .place
-    )
+    place = GreedyTiers(shares=(0.5, 0.5)).plan({IMPORTANCE: torch.ones(1, 5)}, windows, Costs((10, 10)), [40]).place
     assert place.tolist() == [[2, 0, 1, 0, 1]]
 
 
@@ -268,17 +243,13 @@ def test_scores_that_differ_by_less_than_16_bits_resolve_are_told_apart() -> Non
 
 def test_no_limit_keeps_everything_in_the_hottest_tier() -> None:
     windows = simple([3.0, 1.0, 2.0])
-    plan = GreedyTiers(shares=(0.3, 0.7)).plan(
-        {IMPORTANCE: torch.rand(1, 3)}, windows, Costs((10, 3)), [None]
-    )
+    plan = GreedyTiers(shares=(0.3, 0.7)).plan({IMPORTANCE: torch.rand(1, 3)}, windows, Costs((10, 3)), [None])
     assert plan.place.tolist() == [[0, 0, 0]]
     assert plan.counts == ((3, 0),)
 
 
 def test_nothing_fits_into_nothing() -> None:
-    plan = GreedyTiers(shares=(0.3, 0.7)).plan(
-        {IMPORTANCE: torch.rand(1, 3)}, simple([0.0] * 3), Costs((10, 3)), [0]
-    )
+    plan = GreedyTiers(shares=(0.3, 0.7)).plan({IMPORTANCE: torch.rand(1, 3)}, simple([0.0] * 3), Costs((10, 3)), [0])
     assert plan.place.tolist() == [[2, 2, 2]]
     assert plan.counts == ((0, 0),)
 
@@ -346,9 +317,7 @@ def test_windows_of_the_papers_example() -> None:
 
 
 @given(st.integers(0, 10), st.integers(0, 10**12), st.integers(1, 10**6), st.integers(1, 10**6))
-def test_windows_that_fit_are_the_floor_of_the_exact_share(
-    tenths: int, capacity: int, hot: int, cold: int
-) -> None:
+def test_windows_that_fit_are_the_floor_of_the_exact_share(tenths: int, capacity: int, hot: int, cold: int) -> None:
     """Shares such as 0.3 and 0.7 are not binary fractions; a slot may neither be lost nor won by that."""
     router = GreedyTiers(shares=(1 - tenths / 10, tenths / 10))
     expected = (int(Exact(10 - tenths, 10) * capacity // hot), int(Exact(tenths, 10) * capacity // cold))
@@ -381,9 +350,7 @@ class NoSynchronisation(TorchDispatchMode):
 
 @pytest.mark.parametrize("kept", [False, True])
 def test_planning_does_not_wait_for_the_device(kept: bool) -> None:
-    lane = tuple(
-        Line(5 + 8 * column, float(column), True, True, 0, (False, column < 2)) for column in range(6)
-    )
+    lane = tuple(Line(5 + 8 * column, float(column), True, True, 0, (False, column < 2)) for column in range(6))
     windows, scores = windows_of([lane, lane]), torch.arange(12.0).view(2, 6)
     costs = Costs((10, 3), torch.tensor([[line.kept for line in lane]] * 2) if kept else None)
     with NoSynchronisation():  # type: ignore[no-untyped-call]
@@ -393,9 +360,7 @@ def test_planning_does_not_wait_for_the_device(kept: bool) -> None:
 # ── Refusals ──────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize(
-    "shares", [(), (0.5,), (0.5, 0.6), (1.5, -0.5), (-1.0, 2.0), (math.nan, 1.0), (math.inf, 0.0)]
-)
+@pytest.mark.parametrize("shares", [(), (0.5,), (0.5, 0.6), (1.5, -0.5), (-1.0, 2.0), (math.nan, 1.0), (math.inf, 0.0)])
 def test_shares_that_do_not_share_everything_are_refused(shares: tuple[float, ...]) -> None:
     with pytest.raises(PolicyError, match="none negative, sum 1; got"):
         GreedyTiers(shares=shares)

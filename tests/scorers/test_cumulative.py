@@ -67,9 +67,7 @@ def test_permuting_the_query_heads_of_a_group_leaves_the_ranks() -> None:
     """Two KV heads with four query heads each: who of a group saw a window does not matter."""
     scorer, mass = CumulativeAttention(), masses(2, 8, 12)
     permuted = mass[:, [3, 1, 0, 2, 6, 7, 5, 4]]
-    before, after = (
-        rank(scorer, scorer.update(scorer.start(2, 12, CPU), observed(each))) for each in (mass, permuted)
-    )
+    before, after = (rank(scorer, scorer.update(scorer.start(2, 12, CPU), observed(each))) for each in (mass, permuted))
     torch.testing.assert_close(before, after, rtol=1e-6, atol=0)
     assert torch.equal(before.argsort(1), after.argsort(1))
     # Each head on its own would rank otherwise.

@@ -30,10 +30,7 @@ def blocks(count: int, seed: int) -> Codes:
     generator = torch.Generator().manual_seed(seed)
     return {
         name: torch.randint(
-            0,
-            256,
-            (HEADS, count, *spec.shape[:-1], spec.shape[-1] * spec.dtype.itemsize),
-            generator=generator,
+            0, 256, (HEADS, count, *spec.shape[:-1], spec.shape[-1] * spec.dtype.itemsize), generator=generator
         )
         .to(torch.uint8)
         .view(spec.dtype)
@@ -50,9 +47,7 @@ def same(left: Codes, right: Codes) -> bool:
 
 
 def allocated(pool: Pool) -> int:
-    storages = {
-        array.untyped_storage().data_ptr(): array.untyped_storage().nbytes() for array in pool.lend().values()
-    }
+    storages = {array.untyped_storage().data_ptr(): array.untyped_storage().nbytes() for array in pool.lend().values()}
     return sum(storages.values())
 
 
@@ -81,9 +76,7 @@ def test_any_history_reads_back_bit_for_bit() -> None:
             written = blocks(len(slots), step)
             pool.write(torch.tensor(slots, dtype=torch.int64), written)
             for index, slot in enumerate(slots):
-                expected[slot] = {
-                    name: array[:, index : index + 1].clone() for name, array in written.items()
-                }
+                expected[slot] = {name: array[:, index : index + 1].clone() for name, array in written.items()}
         else:
             stay = chance.sample(sorted(expected), chance.randint(0, len(expected)))
             pool.repack(torch.tensor(stay, dtype=torch.int64), len(stay) + chance.randint(1, 4))
@@ -121,9 +114,7 @@ def test_what_is_lent_is_the_pool_itself() -> None:
     written = blocks(2, 3)
     pool.write(torch.tensor([0, 1]), written)
     assert same(lent, written)
-    assert [array.data_ptr() for array in pool.lend().values()] == [
-        array.data_ptr() for array in lent.values()
-    ]
+    assert [array.data_ptr() for array in pool.lend().values()] == [array.data_ptr() for array in lent.values()]
     assert all(array.dtype == LAYOUT[name].dtype for name, array in lent.items())
 
 

@@ -111,7 +111,8 @@ def _token_extents(view: View) -> tuple[Tensor, Tensor]:
     inside = (view.positions[..., None] + torch.arange(window, device=device)).flatten(1)
     positions = torch.cat((torch.arange(sinks, device=device).expand(lanes, sinks), inside), dim=1)
     present = torch.cat(
-        (torch.ones(lanes, sinks, dtype=torch.bool, device=device), view.present.repeat_interleave(window, dim=1)), dim=1
+        (torch.ones(lanes, sinks, dtype=torch.bool, device=device), view.present.repeat_interleave(window, dim=1)),
+        dim=1,
     )
     return positions, present & (positions < view.lengths[:, None])
 

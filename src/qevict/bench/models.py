@@ -17,13 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from qevict.errors import DemoModelError
 
@@ -99,9 +93,7 @@ def load(
         model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype)
         tokenizer = AutoTokenizer.from_pretrained(source)
     except (OSError, ValueError) as error:
-        allowed = (
-            f"{SMOLLM2!r}, a folder written by save_pretrained, or the hub id of a causal language model"
-        )
+        allowed = f"{SMOLLM2!r}, a folder written by save_pretrained, or the hub id of a causal language model"
         raise DemoModelError(f"cannot load the model {name_or_path}: {error}. Give {allowed}.") from error
     return model, tokenizer
 

@@ -57,9 +57,7 @@ def load_questions() -> tuple[Question, ...]:
     return tuple(Question(**entry) for entry in json.loads(_read(_QUESTIONS)))
 
 
-def split_prompt(
-    tokenizer: PreTrainedTokenizerBase, document: str, question: str
-) -> tuple[list[int], list[int]]:
+def split_prompt(tokenizer: PreTrainedTokenizerBase, document: str, question: str) -> tuple[list[int], list[int]]:
     """Tokenize document and question as one chat message and cut between them.
 
     Both parts together are exactly the ids of the whole prompt, and the first

@@ -122,4 +122,3 @@ class AttentionBackend(ABC):
     @abstractmethod
     def mass(self, query: Query, view: View) -> Mass:
         """The masses only: a second pass beside attention that somebody else computed."""
-

@@ -2,7 +2,7 @@
 
 import math
 import re
-from typing import Literal
+from typing import Any, Literal
 
 import attrs
 
@@ -15,13 +15,13 @@ _UNITS = {"b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "kb": 10**3, "mb": 1
 _ALLOWED = "allowed: a share such as '20 %', bytes such as '64 MiB', tokens such as '512 tokens', or None for no limit"
 
 
-def _positive(_instance: object, attribute: "attrs.Attribute[float]", value: float) -> None:
+def _positive(_instance: object, attribute: "attrs.Attribute[Any]", value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
         msg = f"a budget must be positive, got {attribute.name}={value!r}; {_ALLOWED}"
         raise BudgetError(msg)
 
 
-def _at_most_one(_instance: object, _attribute: object, value: float) -> None:
+def _at_most_one(_instance: object, _attribute: object, value: float | int) -> None:  # noqa: PYI041 - beartype: an int is no float
     if value > 1:
         msg = f"a budget share is at most 1 (100 %), got {value!r}; for no limit use budget=None"
         raise BudgetError(msg)
@@ -51,9 +51,9 @@ class Bytes:
 
     count: int = attrs.field(validator=_positive)
 
-    def row_bytes(self, tokens: int, token_bytes: int) -> int:  # noqa: ARG002 - one shape for all budgets
+    def row_bytes(self, tokens: int, token_bytes: int) -> int:
         """The bytes that a row may hold, whatever its length."""
-        return int(self.count)
+        return self.count
 
     def __str__(self) -> str:
         return f"{self.count} B"
@@ -65,9 +65,9 @@ class Tokens:
 
     count: int = attrs.field(validator=_positive)
 
-    def row_bytes(self, tokens: int, token_bytes: int) -> int:  # noqa: ARG002 - one shape for all budgets
+    def row_bytes(self, tokens: int, token_bytes: int) -> int:
         """The bytes that a row may hold, whatever its length."""
-        return int(self.count * token_bytes)
+        return self.count * token_bytes
 
     def __str__(self) -> str:
         return f"{self.count} tokens"

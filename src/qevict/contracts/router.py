@@ -36,11 +36,7 @@ class TierRouter(ABC):
 
     @abstractmethod
     def plan(
-        self,
-        rankings: Mapping[str, Tensor],
-        windows: Windows,
-        costs: Costs,
-        capacities: Sequence[int | None],
+        self, rankings: Mapping[str, Tensor], windows: Windows, costs: Costs, capacities: Sequence[int | None]
     ) -> MovePlan:
         """Place every candidate.
 

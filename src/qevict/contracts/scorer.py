@@ -11,7 +11,7 @@ from qevict.contracts.values import Need, Observation, Windows
 from qevict.shapes import Scores
 
 State = Mapping[str, Tensor]
-"""A scorer's memory: named fp32 tensors with leading axes ``[lanes, windows]``; moved, reordered and billed by the engine."""
+"""A scorer's memory: named fp32 tensors with leading axes ``[lanes, windows]``; the engine moves and bills them."""
 
 Rankings = Mapping[str, Tensor]
 """One or more named ``[lanes, windows]`` rankings, higher means keep."""

@@ -95,9 +95,7 @@ class Clock:
         """Move on, when the last layer is done."""
         since = self.since or (0,) * len(arrival.after)
         new = (after - before for before, after in zip(arrival.before, arrival.after, strict=True))
-        self.since = tuple(
-            0 if due else old + more for due, old, more in zip(arrival.due, since, new, strict=True)
-        )
+        self.since = tuple(0 if due else old + more for due, old, more in zip(arrival.due, since, new, strict=True))
         self.seen += arrival.tokens
         self.tokens = arrival.after
         self.prompted = self.prompted or arrival.whole_prompt
@@ -134,8 +132,10 @@ def refuse_drift(astray: bool) -> None:  # noqa: FBT001 - the finding itself
         InputError: some position did not continue its row.
     """
     if astray:
-        msg = "position ids must count up by one along the real tokens of each row, over all forwards of a cache; \
-custom position ids are not supported, and with left padding give the same position ids (or none) at every step"
+        msg = (
+            "position ids must count up by one along the real tokens of each row, over all forwards of a cache; "
+            "custom position ids are not supported, and with left padding give the same position ids (or none) at every step"
+        )
         raise InputError(msg)
 
 

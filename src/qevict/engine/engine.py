@@ -111,7 +111,9 @@ class Engine:
     def _arrive(self, index: int, incoming: Incoming) -> Arrival:
         if index == 0:
             if self.arrival is not None:
-                msg = "a forward over this cache broke off half way, so its layers disagree; start again with a new cache"
+                msg = (
+                    "a forward over this cache broke off half way, so its layers disagree; start again with a new cache"
+                )
                 raise InterruptedCacheError(msg)
             rows = incoming.query.shape[0]
             self.arrival = self.clock.begin(incoming.valid, incoming.position_ids, rows)
@@ -120,9 +122,7 @@ class Engine:
         assert self.arrival is not None
         return self.arrival
 
-    def _attend(
-        self, layer: Layer, grid: Grid, incoming: Incoming, arrival: Arrival
-    ) -> tuple[Tensor, Tensor | None]:
+    def _attend(self, layer: Layer, grid: Grid, incoming: Incoming, arrival: Arrival) -> tuple[Tensor, Tensor | None]:
         """The output, and the masses if the scorer needs them."""
         policy = self.wiring.policy
         assert self.clock.offset is not None
@@ -185,8 +185,10 @@ class Engine:
             return None
         reserve = self.wiring.reserve_bytes
         if self.wiring.policy.strict and budget < reserve:
-            msg = f"the protected tokens of a lane take {reserve} bytes, its budget is {budget}; raise the budget, protect \
-fewer sinks or recent tokens, or use strict=False"
+            msg = (
+                f"the protected tokens of a lane take {reserve} bytes, its budget is {budget}; raise the budget, "
+                f"protect fewer sinks or recent tokens, or use strict=False"
+            )
             raise BudgetExceededError(msg)
         return max(0, budget - reserve)
 
@@ -243,4 +245,3 @@ def _observe(
         keys=keys if Need.KEYS in needs else None,
         values=values if Need.VALUES in needs else None,
     )
-

@@ -65,7 +65,14 @@ class Layer:
             lanes, wiring.heads, policy.sink_tokens, geometry.head_dim, dtype=geometry.dtype, device=device
         )
         state = policy.scorer.start(1, 0, device)
-        return cls(wiring, pools, sinks, sinks.clone(), table.empty(lanes, wiring.segments, state, device), (0,) * wiring.segments)
+        return cls(
+            wiring,
+            pools,
+            sinks,
+            sinks.clone(),
+            table.empty(lanes, wiring.segments, state, device),
+            (0,) * wiring.segments,
+        )
 
     @property
     def lanes(self) -> int:
@@ -223,7 +230,7 @@ class Layer:
         return grid.spread(self.records.window).long() * policy.window_tokens + policy.sink_tokens
 
     def query(self, vectors: Tensor, positions: Tensor, scaling: float) -> Query:
-        """Queries ``[rows, q_heads, tokens, head_dim]`` and true positions ``[rows, tokens]``, grouped by lane and head."""
+        """Queries ``[rows, q_heads, tokens, head_dim]`` at ``[rows, tokens]`` true positions, by lane and KV head."""
         lanes = vectors.reshape(self.lanes, self.wiring.heads, -1, *vectors.shape[2:])
         return Query(lanes, self.per_lane(positions), scaling)
 
@@ -242,14 +249,15 @@ class Layer:
     def windows(self, grid: Grid, arrival: Arrival) -> Windows:
         """What a router may place at this event."""
         due = self.lane_counts(arrival.due)
-        aged = [self.aged_until(tokens) if now else 0 for tokens, now in zip(self.lane_counts(arrival.after), due, strict=True)]
+        aged = [
+            self.aged_until(tokens) if now else 0
+            for tokens, now in zip(self.lane_counts(arrival.after), due, strict=True)
+        ]
         limit = torch.tensor(aged, device=grid.present.device)
         window, place = grid.spread(self.records.window), grid.spread(self.records.place)
         live = [sum(lane) for lane in zip(*self.records.counts, strict=True)]
         unranked = [opened - until for opened, until in zip(self.records.opened, aged, strict=True)]
-        candidates = tuple(
-            total - rest if now else 0 for total, rest, now in zip(live, unranked, due, strict=True)
-        )
+        candidates = tuple(total - rest if now else 0 for total, rest, now in zip(live, unranked, due, strict=True))
         return Windows(
             positions=self.window_positions(grid),
             present=grid.present,
@@ -260,7 +268,8 @@ class Layer:
 
     def state(self, grid: Grid) -> State:
         """The scorer's state as a rectangle; absent columns are as if nothing had been observed."""
-        fresh = self.wiring.policy.scorer.start(*grid.present.shape, grid.present.device)
+        lanes, columns = grid.present.shape
+        fresh = self.wiring.policy.scorer.start(lanes, columns, grid.present.device)
         spread = {}
         for name, column in self.records.state.items():
             present = grid.present.view(*grid.present.shape, *(1,) * (column.ndim - 1))

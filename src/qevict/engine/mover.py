@@ -89,11 +89,7 @@ def measure(layer: Layer, move: Move) -> Tensor:
     carried = from_segment.long().T @ lacking.long()
     hot_before, hot_after = records.place.long().clamp(min=0), move.place.clamp(min=0)
     moved = torch.stack(
-        (
-            ((hot_after < hot_before) & move.keep).sum(),
-            ((hot_after > hot_before) & move.keep).sum(),
-            (~move.keep).sum(),
-        )
+        (((hot_after < hot_before) & move.keep).sum(), ((hot_after > hot_before) & move.keep).sum(), (~move.keep).sum())
     )
     live = (move.slots_kept | lacking).sum(0)
     return torch.cat((counts.T.flatten(), live, carried.flatten(), moved))
@@ -228,9 +224,7 @@ def _decoded(layer: Layer, move: Move, source: int, lines: Tensor) -> tuple[Tens
     return keys.decode(part(block, "keys."), head_dim), values.decode(part(block, "values."), head_dim)
 
 
-def _encoded(
-    layer: Layer, move: Move, target: int, lines: Tensor, blocks: tuple[Tensor, Tensor]
-) -> dict[str, Tensor]:
+def _encoded(layer: Layer, move: Move, target: int, lines: Tensor, blocks: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
     """What the target pool stores of pre-RoPE keys and of values."""
     wiring, (keys, values) = layer.wiring, blocks
     if target == 0:

@@ -151,8 +151,8 @@ class Wiring:
 def stepped(tokens: int) -> int:
     """``tokens`` rounded down to a step between 1/128 and 1/64 of itself.
 
-    Budgets that follow the length grow in these steps, so that pools are laid out anew rarely and what that copies stays
-    proportional to the tokens that came.
+    Budgets that follow the length grow in these steps, so that pools are laid out anew rarely and what that copies
+    stays proportional to the tokens that came.
     """
     step = max(0, tokens.bit_length() - 7)
     return tokens >> step << step

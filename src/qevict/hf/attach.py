@@ -34,7 +34,9 @@ class Session:
         return Cache(self.model, self.policy)
 
     @torch.no_grad()
-    def prefill(self, input_ids: Tensor, attention_mask: Tensor | None = None, *, chunk_tokens: int | None = None) -> Cache:
+    def prefill(
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, *, chunk_tokens: int | None = None
+    ) -> Cache:
         """Read a context into a new cache and compress it, before any question is known.
 
         Args:
@@ -98,10 +100,12 @@ def attach(model: Any, policy: Policy) -> Iterator[Session]:
     """
     wire(model, policy)
     before = _implementations(model.config)
-    name = name_for(model.config._attn_implementation)  # noqa: SLF001 - its only home
+    name = name_for(model.config._attn_implementation)
     if name is None:
-        msg = f"attention implementation {model.config._attn_implementation!r} has no stand-in; load the model with \
-attn_implementation='sdpa' or 'eager'"  # noqa: SLF001 - its only home
+        msg = (
+            f"attention implementation {model.config._attn_implementation!r} has no stand-in; load the model with "
+            f"attn_implementation='sdpa' or 'eager'"
+        )
         raise UnsupportedModelError(msg)
     attention.register()
     model.set_attn_implementation(name)
@@ -113,11 +117,11 @@ attn_implementation='sdpa' or 'eager'"  # noqa: SLF001 - its only home
 
 def _implementations(config: Any) -> dict[str, Any]:
     """The implementation of a config and of every sub-config, in the form that transformers takes back."""
-    own: dict[str, Any] = {"": config._attn_implementation}  # noqa: SLF001 - its only home
+    own: dict[str, Any] = {"": config._attn_implementation}
     for key in config.sub_configs:
         child = getattr(config, key, None)
         if child is not None:
-            own[key] = _implementations(child) if child.sub_configs else child._attn_implementation  # noqa: SLF001
+            own[key] = _implementations(child) if child.sub_configs else child._attn_implementation
     return own
 
 
@@ -135,8 +139,10 @@ def _refuse_modes(model: Any, kwargs: dict[str, Any]) -> None:
         msg = "beam search is not supported by a qevict cache yet; use num_beams=1"
         raise UnsupportedOperationError(msg)
     if wish("assistant_model") is not None or wish("prompt_lookup_num_tokens"):
-        msg = "assisted and prompt-lookup decoding are not supported by a qevict cache yet; drop assistant_model and \
-prompt_lookup_num_tokens"
+        msg = (
+            "assisted and prompt-lookup decoding are not supported by a qevict cache yet; drop assistant_model and "
+            "prompt_lookup_num_tokens"
+        )
         raise UnsupportedOperationError(msg)
     if kwargs.get("use_cache") is False:
         msg = "use_cache=False leaves nothing for a policy to rule; call model.generate instead"

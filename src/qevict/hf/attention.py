@@ -22,7 +22,7 @@ _OWN_MASK = "_qevict_mask"
 
 def register() -> None:
     """Make the two names known to transformers; doing it twice changes nothing."""
-    masks = {"sdpa": sdpa_mask, "eager": eager_mask}
+    masks: dict[str, Callable[..., Tensor | None]] = {"sdpa": sdpa_mask, "eager": eager_mask}
     for name, base in BASES.items():
         AttentionInterface.register(name, partial(attend, base=base))
         AttentionMaskInterface.register(name, partial(_mask, base=masks[base]))

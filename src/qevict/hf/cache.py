@@ -35,9 +35,11 @@ class Turn:
         Raises:
             NotAttachedError: the model does not attend through this library, so nobody would pick them up.
         """
-        if self.pending is not None or self.config._attn_implementation not in names.BASES:  # noqa: SLF001 - its only home
-            msg = "this cache needs its policy attached to the model: use `with qevict.attach(model, policy):` around every \
-forward and generate that is given the cache"
+        if self.pending is not None or self.config._attn_implementation not in names.BASES:
+            msg = (
+                "this cache needs its policy attached to the model: use `with qevict.attach(model, policy):` around "
+                "every forward and generate that is given the cache"
+            )
             raise NotAttachedError(msg)
         self.pending = layer
 
@@ -57,14 +59,16 @@ class CacheLayer(CacheLayerMixin):
     is_croppable = False
 
     def __init__(self, index: int, engine: Engine, turn: Turn) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # transformers leaves it untyped
         self.index, self.engine, self.turn = index, engine, turn
         self.incoming: tuple[Tensor, Tensor] | None = None
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Nothing to do: the engine opens a layer at its first step."""
 
-    def update(self, key_states: Tensor, value_states: Tensor, *_args: object, **_kwargs: object) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *_args: object, **_kwargs: object
+    ) -> tuple[Tensor, Tensor]:
         """Hold the new keys for the attention call that follows; returns a fresh view that names this layer."""
         self.turn.begin(self)
         tagged = key_states.view(key_states.shape)
@@ -87,23 +91,25 @@ class CacheLayer(CacheLayerMixin):
         """Refused; a new cache costs nothing."""
         _refuse("reset", "make a new cache instead")
 
-    def crop(self, tokens_to_remove: Any) -> NoReturn:  # noqa: ARG002 - transformers' signature
+    def crop(self, tokens_to_remove: Any) -> NoReturn:
         """Refused: evicted tokens cannot come back."""
-        _refuse("crop", "assisted and prompt-lookup decoding are not supported; fork the cache before tokens you may undo")
+        _refuse(
+            "crop", "assisted and prompt-lookup decoding are not supported; fork the cache before tokens you may undo"
+        )
 
     def activate_past_recording(self) -> NoReturn:
         """The first thing that assisted decoding asks for; refused before any token."""
         _refuse("assisted decoding", "use greedy decoding or sampling")
 
-    def reorder_cache(self, beam_idx: Tensor) -> NoReturn:  # noqa: ARG002 - transformers' signature
+    def reorder_cache(self, beam_idx: Tensor) -> NoReturn:
         """Refused."""
         _refuse("beam search", "use num_beams=1")
 
-    def batch_repeat_interleave(self, repeats: int) -> NoReturn:  # noqa: ARG002 - transformers' signature
+    def batch_repeat_interleave(self, repeats: int) -> NoReturn:
         """Refused."""
         _refuse("batch_repeat_interleave", "repeat the inputs before the prompt is cached")
 
-    def batch_select_indices(self, indices: Tensor) -> NoReturn:  # noqa: ARG002 - transformers' signature
+    def batch_select_indices(self, indices: Tensor) -> NoReturn:
         """Refused."""
         _refuse("batch_select_indices", "select the rows before the prompt is cached")
 
@@ -135,14 +141,9 @@ class Cache(TransformersCache):
         if getattr(model.config, "_attn_implementation", None) not in names.BASES:
             msg = "no policy is attached to this model; make the cache inside `with qevict.attach(model, policy):`"
             raise NotAttachedError(msg)
-        engine, turn = Engine.start(wire(model, policy)), Turn(model.config)
-        layers = [CacheLayer(index, engine, turn) for index in range(engine.wiring.geometry.layers)]
-        super().__init__(layers=layers)
-
-    @property
-    def engine(self) -> Engine:
-        """The storage beneath."""
-        return self.layers[0].engine
+        self.engine, turn = Engine.start(wire(model, policy)), Turn(model.config)
+        owned = range(self.engine.wiring.geometry.layers)
+        super().__init__(layers=[CacheLayer(index, self.engine, turn) for index in owned])
 
     @property
     def wiring(self) -> Wiring:

@@ -9,4 +9,4 @@ A name must hold neither "flash" nor "/": transformers would take it for a flash
 
 def name_for(base: str) -> str | None:
     """The name that stands in for an implementation; None where there is none."""
-    return next((name for name, own in BASES.items() if own == base or name == base), None)
+    return next((name for name, own in BASES.items() if base in {own, name}), None)

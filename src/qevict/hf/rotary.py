@@ -24,8 +24,10 @@ def read_rotary(model: Any) -> Rotary:
     module = getattr(model.base_model, "rotary_emb", None)
     kind = rope_type(model.config)
     if kind not in EXACT_ROPE_TYPES:
-        msg = f"RoPE type {kind!r} changes its frequencies while generating, so stored keys cannot be turned back; \
-supported: {', '.join(sorted(EXACT_ROPE_TYPES))}"
+        msg = (
+            f"RoPE type {kind!r} changes its frequencies while generating, so stored keys cannot be turned back; "
+            f"supported: {', '.join(sorted(EXACT_ROPE_TYPES))}"
+        )
         raise UnsupportedModelError(msg)
     if module is None or not hasattr(module, "inv_freq"):
         msg = f"{type(model).__name__} has no rotary module of the known form (base_model.rotary_emb.inv_freq)"

@@ -100,7 +100,9 @@ def _odd_heads(config: Any) -> str | None:
 def _several_devices(model: Any) -> str | None:
     devices = {parameter.device for parameter in model.parameters()}
     if len(devices) > 1:
-        return f"its weights lie on several devices ({', '.join(sorted(map(str, devices)))}), which is not supported yet"
+        return (
+            f"its weights lie on several devices ({', '.join(sorted(map(str, devices)))}), which is not supported yet"
+        )
     if torch.device("meta") in devices:
         return "its weights are not loaded (meta device)"
     return None

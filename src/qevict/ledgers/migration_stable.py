@@ -13,7 +13,7 @@ from qevict.contracts.ledger import Ledger
 class MigrationStable(Ledger):
     """A window is encoded at its first demotion and keeps these codes through every later move.
 
-    Encoded at most once per quantizer while it owns codes of it. A promoted window holds the decoded values in full precision *and* its codes, so that a later demotion is exact and
+    A promoted window holds the decoded values in full precision *and* its codes, so that a later demotion is exact and
     costs nothing; the price is counted (full precision + codes). QEvict (arXiv 2608.05326), algorithm 1, lines 9-14.
     """
 

@@ -55,8 +55,10 @@ class PerChannel(Quantizer):
     def layout(self, window_tokens: int, head_dim: int) -> Layout:
         """Codes channel by channel, and a scale and zero point per channel."""
         if window_tokens == 1:
-            msg = "per_channel needs windows of at least 2 tokens: the minimum of one token is its maximum, and nothing \
-would be quantised; use per_token or longer windows"
+            msg = (
+                "per_channel needs windows of at least 2 tokens: the minimum of one token is its maximum, and nothing "
+                "would be quantised; use per_token or longer windows"
+            )
             raise PolicyError(msg)
         return _layout(self.bits, self.parameters, window_tokens, head_dim, groups=head_dim)
 
@@ -114,8 +116,10 @@ def _layout(bits: int, parameters: torch.dtype, window_tokens: int, head_dim: in
     """Both kinds pack ``[head_dim, window]``, so that the tokens of a channel lie side by side."""
     codes = window_tokens * head_dim
     if codes % CODES_PER_GROUP[bits]:
-        msg = f"{codes} codes of {bits} bits (window {window_tokens} x head_dim {head_dim}) do not fill whole bytes; \
-window x head_dim must be a multiple of {CODES_PER_GROUP[bits]}: change window_tokens or bits"
+        msg = (
+            f"{codes} codes of {bits} bits (window {window_tokens} x head_dim {head_dim}) do not fill whole bytes; "
+            f"window x head_dim must be a multiple of {CODES_PER_GROUP[bits]}: change window_tokens or bits"
+        )
         raise PolicyError(msg)
     return {
         "codes": ArraySpec((packed_bytes(codes, bits),), torch.uint8),
@@ -132,12 +136,9 @@ def _encode(x: Tensor, bits: int, parameters: torch.dtype, *, groups_first: bool
     scale = round_up((high - zero.float()) / (2**bits - 1), parameters)
     step = torch.where(scale > 0, scale, 1).float()
     codes = ((x - zero.float()) / step).round_().clamp_(0, 2**bits - 1).to(torch.uint8)
-    return {
-        "codes": pack(codes.flatten(-2), bits),
-        "scale": scale.squeeze(along),
-        "zero": zero.squeeze(along),
-    }
+    return {"codes": pack(codes.flatten(-2), bits), "scale": scale.squeeze(along), "zero": zero.squeeze(along)}
 
 
 def _unpacked(codes: Codes, bits: int, head_dim: int) -> Tensor:
-    return unpack(codes["codes"], bits).unflatten(-1, (head_dim, -1)).float()
+    grid: Tensor = unpack(codes["codes"], bits).unflatten(-1, (head_dim, -1))
+    return grid.float()

@@ -15,7 +15,7 @@ def packed_bytes(codes: int, bits: int) -> int:
 
 def pack(codes: UInt8[Tensor, "*lead codes"], bits: int) -> UInt8[Tensor, "*lead packed"]:
     """Pack along the last axis, the first code in the lowest bits."""
-    if bits == 8:  # noqa: PLR2004 - a byte
+    if bits == 8:
         return codes
     per = CODES_PER_GROUP[bits]
     groups = codes.unflatten(-1, (-1, per)).to(torch.int32)
@@ -26,19 +26,21 @@ def pack(codes: UInt8[Tensor, "*lead codes"], bits: int) -> UInt8[Tensor, "*lead
 
 def unpack(packed: UInt8[Tensor, "*lead packed"], bits: int) -> UInt8[Tensor, "*lead codes"]:
     """The inverse of :func:`pack`."""
-    if bits == 8:  # noqa: PLR2004 - a byte
+    if bits == 8:
         return packed
     per = CODES_PER_GROUP[bits]
     words = _join(packed, per * bits // 8)
     shifts = torch.arange(per, dtype=words.dtype, device=packed.device) * bits
-    return ((words[..., None] >> shifts) & (2**bits - 1)).to(torch.uint8).flatten(-2)
+    codes: Tensor = ((words[..., None] >> shifts) & (2**bits - 1)).to(torch.uint8)
+    return codes.flatten(-2)
 
 
 def _split(words: Tensor, size: int) -> Tensor:
     if size == 1:
         return words.to(torch.uint8)
     shifts = torch.arange(size, dtype=torch.int32, device=words.device) * 8
-    return ((words[..., None] >> shifts) & 255).to(torch.uint8).flatten(-2)
+    parts: Tensor = ((words[..., None] >> shifts) & 255).to(torch.uint8)
+    return parts.flatten(-2)
 
 
 def _join(packed: Tensor, size: int) -> Tensor:
@@ -46,4 +48,5 @@ def _join(packed: Tensor, size: int) -> Tensor:
         return packed
     parts = packed.unflatten(-1, (-1, size)).to(torch.int32)
     shifts = torch.arange(size, dtype=torch.int32, device=packed.device) * 8
-    return (parts << shifts).sum(-1, dtype=torch.int32)
+    words: Tensor = (parts << shifts).sum(-1, dtype=torch.int32)
+    return words

@@ -63,8 +63,7 @@ def _compare(path: str, wanted: inspect.Signature, given: inspect.Signature) -> 
         given.bind(*[None] * (len(parameters) - len(by_name)), **dict.fromkeys(by_name))
     except TypeError as error:
         bare = wanted.replace(
-            parameters=[each.replace(annotation=each.empty) for each in parameters],
-            return_annotation=wanted.empty,
+            parameters=[each.replace(annotation=each.empty) for each in parameters], return_annotation=wanted.empty
         )
         raise ContractError(f"{path} is called with {bare}, but: {error}") from error
 

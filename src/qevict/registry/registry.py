@@ -39,9 +39,7 @@ class Registry:
         switches: how to load; None for what the environment says.
     """
 
-    def __init__(
-        self, entry_points: Iterable[EntryPoint] | None = None, switches: Switches | None = None
-    ) -> None:
+    def __init__(self, entry_points: Iterable[EntryPoint] | None = None, switches: Switches | None = None) -> None:
         self._entry_points = None if entry_points is None else tuple(entry_points)
         self._switches = Switches.from_environment() if switches is None else switches
         self._lock = threading.RLock()

@@ -1,6 +1,7 @@
 """QEvict's routing: fill the hottest tier with the best windows, then the next, and evict what is left."""
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
 from typing import ClassVar
 
 import attrs
@@ -15,8 +16,12 @@ from qevict.errors import PolicyError
 _UNLIMITED = 2**31 - 1
 
 
+def _as_tuple(value: Iterable[float]) -> tuple[float, ...]:
+    return tuple(value)
+
+
 def _shares(_instance: object, _attribute: object, value: tuple[float, ...]) -> None:
-    if not value or any(share < 0 for share in value) or abs(sum(value) - 1) > 1e-9:  # noqa: PLR2004 - rounding
+    if not value or any(share < 0 for share in value) or abs(sum(value) - 1) > 1e-9:
         msg = f"shares say which part of the bytes each tier gets, hot to cold: none negative, sum 1; got {value!r}"
         raise PolicyError(msg)
 
@@ -25,16 +30,16 @@ def _shares(_instance: object, _attribute: object, value: tuple[float, ...]) -> 
 class GreedyTiers(TierRouter):
     """Each tier gets a share of the bytes; windows fill them by descending score.
 
-    With shares ``(1 - q, q)``: ``K_f = floor((1 - q) B / M_f)`` windows in full precision, ``K_q = floor(q B / M_q)`` as
-    codes, the rest evicted; QEvict (arXiv 2608.05326), eq. 3-5 and algorithm 1. A window that keeps codes while it lives
-    in a hotter tier is billed to the tier whose codes they are, so that fewer windows fit there.
+    With shares ``(1 - q, q)``: ``K_f = floor((1 - q) B / M_f)`` windows in full precision, ``K_q = floor(q B / M_q)``
+    as codes, the rest evicted; QEvict (arXiv 2608.05326), eq. 3-5 and algorithm 1. A window that keeps codes while it
+    lives in a hotter tier is billed to the tier whose codes they are, so that fewer windows fit there.
 
     Args:
         shares: part of the bytes for each tier, hot to cold.
     """
 
     name: ClassVar[str] = "greedy"
-    shares: tuple[float, ...] = attrs.field(default=(1.0,), converter=tuple, validator=_shares)
+    shares: tuple[float, ...] = attrs.field(default=(1.0,), converter=_as_tuple, validator=_shares)
 
     def check(self, tiers: int) -> None:
         """One share per tier."""
@@ -43,11 +48,7 @@ class GreedyTiers(TierRouter):
             raise PolicyError(msg)
 
     def plan(
-        self,
-        rankings: Mapping[str, Tensor],
-        windows: Windows,
-        costs: Costs,
-        capacities: Sequence[int | None],
+        self, rankings: Mapping[str, Tensor], windows: Windows, costs: Costs, capacities: Sequence[int | None]
     ) -> MovePlan:
         """Fill tier after tier."""
         rank = rank_candidates(rankings[IMPORTANCE], windows)
@@ -68,9 +69,7 @@ class GreedyTiers(TierRouter):
         """How many windows each tier holds: ``floor(share * bytes / window bytes)``."""
         if capacity is None:
             return (_UNLIMITED,) + (0,) * (len(self.shares) - 1)
-        return tuple(
-            int(share * capacity / cost + 1e-9) for share, cost in zip(self.shares, tier_bytes, strict=True)
-        )
+        return tuple(int(share * capacity / cost + 1e-9) for share, cost in zip(self.shares, tier_bytes, strict=True))
 
 
 def rank_candidates(scores: Tensor, windows: Windows) -> Tensor:
@@ -90,11 +89,10 @@ def _windows_billed(place: Tensor, costs: Costs, tier: int) -> Tensor | int:
 
 
 def _count(room: Sequence[tuple[int, ...]], candidates: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    counts = []
-    for slots, left in zip(room, candidates, strict=True):
-        lane = []
-        for slot in slots:
-            lane.append(min(slot, left))
-            left -= lane[-1]
-        counts.append(tuple(lane))
-    return tuple(counts)
+    return tuple(_fill(slots, left) for slots, left in zip(room, candidates, strict=True))
+
+
+def _fill(slots: tuple[int, ...], windows: int) -> tuple[int, ...]:
+    """How many windows each tier takes when they fill one after the other."""
+    full = (0, *itertools.accumulate(slots))
+    return tuple(min(after, windows) - min(before, windows) for before, after in itertools.pairwise(full))

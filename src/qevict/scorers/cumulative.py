@@ -44,6 +44,6 @@ class CumulativeAttention(Scorer):
         assert observation.mass is not None
         return {"mass": state["mass"] + observation.mass.mean(dim=1)}
 
-    def rank(self, state: State, windows: Windows) -> dict[str, Scores]:  # noqa: ARG002 - the score is the rank
+    def rank(self, state: State, windows: Windows) -> dict[str, Scores]:
         """The accumulated mass itself."""
         return {IMPORTANCE: state["mass"]}

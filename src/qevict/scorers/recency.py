@@ -20,14 +20,14 @@ class Recency(Scorer):
     name: ClassVar[str] = "recency"
     needs: ClassVar[frozenset[Need]] = frozenset()
 
-    def start(self, lanes: int, windows: int, device: torch.device) -> State:  # noqa: ARG002 - stateless
+    def start(self, lanes: int, windows: int, device: torch.device) -> State:
         """No state."""
         return {}
 
-    def update(self, state: State, observation: Observation) -> State:  # noqa: ARG002 - stateless
+    def update(self, state: State, observation: Observation) -> State:
         """Nothing to learn."""
         return state
 
-    def rank(self, state: State, windows: Windows) -> dict[str, Scores]:  # noqa: ARG002 - stateless
+    def rank(self, state: State, windows: Windows) -> dict[str, Scores]:
         """The position, exact in fp32 up to 2**24 tokens."""
         return {IMPORTANCE: windows.positions.float()}
