@@ -201,8 +201,7 @@ class Engine:
         allowed = self._allowed_bytes(layer, index, arrival)
         spare = None if allowed is None else allowed - self._needed_bytes(layer, tally, room)
         mover.apply(layer, move, tally, room, spare)
-        if allowed is not None:
-            mover.shrink(layer, allowed)
+        mover.shrink(layer, allowed)
 
     def _allowed_bytes(self, layer: Layer, index: int, arrival: Arrival) -> int | None:
         """Bytes that this layer may have allocated; None where nothing limits it."""

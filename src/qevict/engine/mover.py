@@ -169,13 +169,13 @@ def _drop(layer: Layer, move: Move, lines: Tensor) -> None:
     slots.masked_fill_(lines[:, None] & ~needed, -1)
 
 
-def shrink(layer: Layer, allowed_bytes: int) -> None:
-    """Give slack back where the layer holds more than it may."""
-    if layer.nbytes <= allowed_bytes:
-        return
-    for segment, count in enumerate(layer.live):
-        if layer.pools[segment].capacity > count:
-            layer.repack(segment, count)
+def shrink(layer: Layer, allowed_bytes: int | None) -> None:
+    """Give slack back: all of it where the layer holds more than it may, and what exceeds twice the usual anyway."""
+    over = allowed_bytes is not None and layer.nbytes > allowed_bytes
+    for segment, live in enumerate(layer.live):
+        usual = with_slack(live)
+        if layer.pools[segment].capacity > (live if over else with_slack(usual)):
+            layer.repack(segment, live if over else usual)
 
 
 def _grow(layer: Layer, segment: int, need: int, spare_bytes: int | None) -> int | None:

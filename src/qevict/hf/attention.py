@@ -70,8 +70,12 @@ def _through_engine(
         raise InputError(msg)
     _check_mask(mask)
 
+    device = query.device.type
+    autocast = torch.autocast(device, torch.get_autocast_dtype(device), enabled=torch.is_autocast_enabled(device))
+
     def native(keys: Tensor, values: Tensor) -> Tensor:
-        return own(module, query, keys, values, mask, **kwargs)[0]
+        with autocast:
+            return own(module, query, keys, values, mask, **kwargs)[0]
 
     scaling = kwargs.get("scaling")
     incoming = Incoming(
@@ -83,7 +87,8 @@ def _through_engine(
         valid=_validity(mask, query.shape[0], query.shape[2]),
         position_ids=position_ids,
     )
-    return layer.engine.step(layer.index, incoming)
+    with torch.autocast(device, enabled=False):  # scores and decoded keys are fp32, whatever the model computes in
+        return layer.engine.step(layer.index, incoming)
 
 
 def _model_attention(module: torch.nn.Module, base: str) -> Callable[..., tuple[Tensor, Tensor | None]]:
