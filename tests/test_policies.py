@@ -1,9 +1,10 @@
 """Presets: each is the composition that its paper describes, and every option reaches its part."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import jaxtyping
 import pytest
 import torch
 
@@ -19,6 +20,15 @@ from qevict.scorers.recency import Recency
 
 Preset = Callable[..., Policy]
 BUDGETED: tuple[Preset, ...] = (sinks_recent, evict_only, qevict)
+
+
+@pytest.fixture
+def unchecked() -> Iterator[None]:
+    """Bad input comes from callers whose types nobody checks."""
+    before = jaxtyping.config.jaxtyping_disable
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", before)
 
 
 def test_qevict_is_the_papers_composition() -> None:
@@ -78,6 +88,7 @@ def test_bits_reach_both_quantizers_and_the_tiers_name(bits: int) -> None:
     assert tier.codec == (PerChannel(bits), PerToken(bits))
 
 
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("share", [0, 0.0, 0.2, 0.7, 1, 1.0])
 def test_the_share_reaches_the_router(share: float) -> None:
     router = qevict("20 %", quantized_share=share).router
@@ -108,6 +119,7 @@ def test_options_of_the_other_presets_reach_them() -> None:
     assert qevict("20 %", accounting="paper").accounting == "paper"
 
 
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("preset", BUDGETED)
 @pytest.mark.parametrize("budget", ["0 %", "101 %", "1.5", "-1 B", "much", 0.2, 20, 0, True, math.nan])
 def test_what_is_no_budget_is_refused_by_every_preset(preset: Preset, budget: Any) -> None:
@@ -115,12 +127,14 @@ def test_what_is_no_budget_is_refused_by_every_preset(preset: Preset, budget: An
         preset(budget)
 
 
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("share", [-0.1, 1.1, math.nan, math.inf, True, "0.7", None])
 def test_an_impossible_share_is_refused_with_the_range(share: Any) -> None:
     with pytest.raises(PolicyError, match=r"quantized_share .*in \[0, 1\]; got"):
         qevict("20 %", quantized_share=share)
 
 
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("bits", [1, 5, 16, "2", 2.5, 0])
 def test_unknown_bits_are_refused_with_the_known(bits: Any) -> None:
     with pytest.raises(PolicyError, match="allowed: 2, 3, 4, 8"):
@@ -133,6 +147,7 @@ def test_one_token_windows_need_another_quantizer() -> None:
     assert evict_only("20 %", window_tokens=1).window_tokens == 1
 
 
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("preset", [evict_only, qevict])
 @pytest.mark.parametrize(
     ("option", "value", "message"),

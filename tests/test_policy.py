@@ -2,9 +2,11 @@
 
 import copy
 import re
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import attrs
+import jaxtyping
 import pytest
 import torch
 
@@ -26,6 +28,15 @@ from qevict.stores.memory import DeviceMemory
 
 FULL = Tier("full", store=DeviceMemory())
 INT2 = Tier("int2", keys=PerChannel(2), values=PerToken(2), store=DeviceMemory())
+
+
+@pytest.fixture
+def unchecked() -> Iterator[None]:
+    """Bad input comes from callers whose types nobody checks."""
+    before = jaxtyping.config.jaxtyping_disable
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", before)
 
 
 @attrs.frozen
@@ -180,6 +191,7 @@ def test_a_part_of_another_kind_is_refused(field: str, wrong: object) -> None:
         compose(**{field: wrong})
 
 
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -202,6 +214,7 @@ def test_impossible_tiers_are_refused(changes: dict[str, Any], message: str) -> 
         Tier(**(fields | changes))
 
 
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(
     ("tiers", "message"),
     [
@@ -227,6 +240,7 @@ def test_shares_that_do_not_match_the_tiers_are_refused(tiers: tuple[Tier, ...],
         compose(tiers=tiers)
 
 
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(
     ("budget", "message"),
     [
@@ -252,6 +266,7 @@ def test_absolute_budgets_are_taken() -> None:
     assert compose(budget="512 tokens").budget == Tokens(512)
 
 
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(
     ("field", "least"),
     [("window_tokens", 1), ("period_tokens", 1), ("sink_tokens", 0), ("recent_tokens", 0), ("min_tokens", 0)],

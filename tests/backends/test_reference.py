@@ -393,6 +393,15 @@ def test_pads_see_nothing_give_no_mass_and_make_no_nan(seed: int) -> None:
     assert float(nothing.mass.abs().sum() + nothing.protected_mass.abs().sum() + nothing.output.abs().sum()) == 0
 
 
+def test_a_lane_ends_at_its_length_whoever_asks() -> None:
+    """A later query sees nothing of the tokens that are not written yet, though they lie before it."""
+    scene = make_scene(2)
+    assert any(int(length) % WINDOW != SINKS % WINDOW for length in scene.lengths), "some last window must be open"
+    later = torch.where(scene.query.positions < 0, -1, scene.query.positions + 50)
+    scene = scene._replace(query=attrs.evolve(scene.query, positions=later))
+    compare(scene, lay_out(scene, 0), by_loop(scene))
+
+
 def test_sinks_beyond_a_short_row_are_not_attended_to() -> None:
     """A row of two tokens has two sinks, whatever stands in the third."""
     scene = make_scene(1, lanes=1, queries=2)

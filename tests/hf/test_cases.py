@@ -177,7 +177,11 @@ class TestC09MemoryGoesDown:
 
     @pytest.mark.parametrize(
         ("policy", "most"),
-        [(policies.evict_only("20 %"), 0.25), (policies.qevict("20 %"), 0.25), (int4_only(None, window_tokens=64), 0.36)],
+        [
+            (policies.evict_only("20 %"), 0.25),
+            (policies.qevict("20 %"), 0.25),
+            (int4_only(None, window_tokens=64), 0.36),
+        ],
         ids=["evict", "qevict", "int4"],
     )
     @torch.no_grad()
@@ -288,7 +292,9 @@ class TestC14ShortPromptsAndTinyBudgets:
                     assert len(kept) == length
 
     @pytest.mark.parametrize(("sinks", "recent"), [(4, 8), (0, 64), (4, 64)])
-    def test_prompts_within_the_protected_region_equal_the_stock_cache_bit_for_bit(self, sinks: int, recent: int) -> None:
+    def test_prompts_within_the_protected_region_equal_the_stock_cache_bit_for_bit(
+        self, sinks: int, recent: int
+    ) -> None:
         model, (ids, _) = tiny(), prompts(5)
         policy = attrs.evolve(policies.qevict("1 %"), sink_tokens=sinks, recent_tokens=recent)
         run = generate(model, policy, ids, new=sinks + recent - 5)

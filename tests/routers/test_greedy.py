@@ -1,5 +1,6 @@
 """Greedy tiers against an obvious loop, the laws of the router contract, and worked examples."""
 
+import itertools
 import math
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -103,18 +104,20 @@ def by_loop(case: Case) -> list[list[int]]:
     return places
 
 
-@st.composite
-def cases(draw: st.DrawFn) -> Case:
-    """Tiers, sizes and capacities at will; the lines at random, with many ties, in shuffled columns."""
-    tiers = draw(st.integers(1, 3))
-    cuts = sorted(draw(st.lists(st.integers(0, 10), min_size=tiers - 1, max_size=tiers - 1)))
-    tenths = tuple(high - low for low, high in zip([0, *cuts], [*cuts, 10], strict=True))
-    tier_bytes = tuple(draw(st.lists(st.integers(1, 40), min_size=tiers, max_size=tiers)))
-    capacity = st.one_of(st.none(), st.just(0), st.integers(0, 60), st.integers(0, 1000))
-    capacities = tuple(draw(st.lists(capacity, min_size=1, max_size=3)))
-    columns, chance = draw(st.integers(0, 14)), random.Random(draw(st.integers(0, 2**31)))
+def case_of(seed: int) -> Case:
+    """Tiers, sizes and capacities that fill some tiers and not others; many ties; columns in any order."""
+    chance = random.Random(seed)
+    tiers = chance.randint(1, 3)
+    cuts = sorted(chance.randint(0, 10) for _ in range(tiers - 1))
+    tenths = tuple(high - low for low, high in itertools.pairwise([0, *cuts, 10]))
+    tier_bytes = tuple(chance.randint(1, 40) for _ in range(tiers))
+    columns = chance.randint(0, 14)
+    capacities = tuple(
+        chance.choice([None, 0, chance.randint(0, 60), chance.randint(0, 12 * max(tier_bytes)), 10_000])
+        for _ in range(chance.randint(1, 3))
+    )
     lanes = tuple(tuple(lines(chance, columns, tiers)) for _ in capacities)
-    return Case(tenths, tier_bytes, capacities, lanes, draw(st.booleans()))
+    return Case(tenths, tier_bytes, capacities, lanes, chance.random() < 0.6)
 
 
 def lines(chance: random.Random, columns: int, tiers: int) -> Iterator[Line]:
@@ -133,13 +136,16 @@ def lines(chance: random.Random, columns: int, tiers: int) -> Iterator[Line]:
         )
 
 
-@given(cases())
+CASES = st.integers(0, 2**31).map(case_of)
+
+
+@given(CASES)
 @settings(deadline=None, max_examples=300)
 def test_the_plan_is_that_of_the_loop(case: Case) -> None:
     assert ask(case).place.tolist() == by_loop(case)
 
 
-@given(cases())
+@given(CASES)
 @settings(deadline=None, max_examples=200)
 def test_laws_of_a_plan(case: Case) -> None:
     """One place for each candidate, all others where they were, true counts, bytes within the capacity."""
@@ -170,7 +176,7 @@ def test_laws_of_a_plan(case: Case) -> None:
             assert used <= Exact(tenth, 10) * capacity
 
 
-@given(cases(), st.integers(0, 2**31))
+@given(CASES, st.integers(0, 2**31))
 @settings(deadline=None, max_examples=100)
 def test_permuting_columns_permutes_the_plan(case: Case, seed: int) -> None:
     chance = random.Random(seed)
@@ -185,7 +191,7 @@ def test_permuting_columns_permutes_the_plan(case: Case, seed: int) -> None:
     assert ask(shuffled).counts == ask(case).counts
 
 
-@given(cases())
+@given(CASES)
 @settings(deadline=None, max_examples=60)
 def test_lanes_are_strangers_and_equal_input_gives_an_equal_plan(case: Case) -> None:
     place = ask(case).place.tolist()
@@ -216,6 +222,19 @@ def simple(scores: Sequence[float], *, positions: Sequence[int] | None = None, f
             ]
         ]
     )
+
+
+def test_kept_codes_take_slots_of_the_tier_that_they_belong_to() -> None:
+    """Room for 2 + 3 windows; the best window still owns codes, so that only two others fit beside them."""
+    router, windows, scores = GreedyTiers(shares=(0.4, 0.6)), simple([0.0] * 7), torch.arange(7.0, 0, -1)[None]
+    kept = torch.zeros(1, 7, 2, dtype=torch.bool)
+    assert router.plan({IMPORTANCE: scores}, windows, Costs((10, 10), kept), [50]).place.tolist() == [
+        [0, 0, 1, 1, 1, 2, 2]
+    ]
+    kept[0, [0, 3, 6], 1] = True
+    plan = router.plan({IMPORTANCE: scores}, windows, Costs((10, 10), kept), [50])
+    assert plan.place.tolist() == [[0, 0, 1, 1, 2, 2, 2]]
+    assert plan.counts is None
 
 
 def test_all_equal_scores_keep_the_earliest_whatever_their_columns() -> None:

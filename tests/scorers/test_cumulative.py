@@ -1,8 +1,10 @@
 """The accumulated attention score: pure, fp32, averaged over query heads, never forgotten."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import attrs
+import jaxtyping
 import pytest
 import torch
 from hypothesis import given, settings
@@ -142,6 +144,16 @@ def test_it_asks_for_masses_of_all_prompt_queries_unless_told() -> None:
         CumulativeAttention().prompt_queries = 3  # type: ignore[misc]
 
 
+@pytest.fixture
+def unchecked() -> Iterator[None]:
+    """Bad input comes from callers whose types nobody checks."""
+    before = jaxtyping.config.jaxtyping_disable
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", before)
+
+
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("queries", [0, -1, 1.5, True, False, "32"])
 def test_an_impossible_number_of_prompt_queries_is_refused(queries: Any) -> None:
     with pytest.raises(PolicyError, match=r"prompt_queries is None \(all\) or at least 1, got"):

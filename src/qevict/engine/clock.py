@@ -82,10 +82,13 @@ class Clock:
         rotary = position_ids.expand(rows, -1)
         valid = valid if self._checked(rotary) else None
         positions = _true_positions(before, valid, rotary)
-        new = self._follow(rotary, positions, valid)
+        new = self._follow(rotary, positions, valid, before)
         after = tuple(old + more for old, more in zip(before, new, strict=True))
         width = rotary.shape[1]
         ends = not self.prompted and self.seen + width >= (self.prompt_tokens or 0)
+        if ends and 0 in after:
+            msg = f"row {after.index(0)} has no real token: its attention mask is 0 throughout; drop the row"
+            raise InputError(msg)
         since = [old + more for old, more in zip(self.since or (0,) * rows, new, strict=True)]
         due = tuple(ends or (self.prompted and count >= self.period_tokens) for count in since)
         padded = any(count != self.seen + width for count in after)
@@ -104,11 +107,14 @@ class Clock:
         """One-token forwards of a decode are trusted until the next event, so that they need not ask the device."""
         return not self.prompted or rotary.shape[1] > 1
 
-    def _follow(self, rotary: Tensor, true: Tensor, valid: Tensor | None) -> tuple[int, ...]:
+    def _follow(self, rotary: Tensor, true: Tensor, valid: Tensor | None, before: tuple[int, ...]) -> tuple[int, ...]:
         """Positions must count up by one along the true tokens of a row; returns how many tokens each row got."""
         if self.offset is None or self.drift is None:
-            self.offset = rotary[:, -1] - true[:, -1]
+            self.offset = torch.zeros_like(rotary[:, 0])
             self.drift = torch.zeros(1, dtype=torch.bool, device=rotary.device)
+        if 0 in before:  # a row's offset shows with its first real token, which left padding may put in a later forward
+            new = torch.tensor([not count for count in before], device=rotary.device)
+            self.offset = torch.where(new, rotary[:, -1] - true[:, -1], self.offset)
         wrong = (true >= 0) & (rotary != true + self.offset[:, None])
         self.drift = self.drift | wrong.any()
         rows, width = rotary.shape
@@ -120,7 +126,7 @@ class Clock:
         hole = (valid[:, :-1] & ~valid[:, 1:]).any()
         numbers = torch.cat((valid.sum(1), hole[None].long(), self.drift.long()))
         *new, broken, astray = numbers.tolist()
-        _refuse_holes(new, broken=bool(broken))
+        _refuse_holes(broken=bool(broken))
         refuse_drift(bool(astray))
         return tuple(new)
 
@@ -139,10 +145,12 @@ def refuse_drift(astray: bool) -> None:  # noqa: FBT001 - the finding itself
         raise InputError(msg)
 
 
-def _refuse_holes(new: list[int], *, broken: bool) -> None:
-    if broken or 0 in new:
-        kind = "right padding (or a hole in the attention mask)" if broken else "a row without a real token"
-        msg = f"{kind} is not supported; pad on the left: tokenizer.padding_side = 'left'"
+def _refuse_holes(*, broken: bool) -> None:
+    if broken:
+        msg = (
+            "right padding (or a hole in the attention mask) is not supported; "
+            "pad on the left: tokenizer.padding_side = 'left'"
+        )
         raise InputError(msg)
 
 

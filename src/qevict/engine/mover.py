@@ -86,7 +86,7 @@ def measure(layer: Layer, move: Move) -> Tensor:
     counts.index_add_(0, lane, in_segment.long())
     lacking = in_segment & ~move.slots_kept
     from_segment = (move.source[:, None] == arange) & move.keep[:, None]
-    carried = from_segment.long().T @ lacking.long()
+    carried = (from_segment[:, :, None] & lacking[:, None, :]).sum(0)
     hot_before, hot_after = records.place.long().clamp(min=0), move.place.clamp(min=0)
     moved = torch.stack(
         (((hot_after < hot_before) & move.keep).sum(), ((hot_after > hot_before) & move.keep).sum(), (~move.keep).sum())
@@ -135,7 +135,7 @@ def foresee(layer: Layer, planned: tuple[tuple[int, ...], ...], candidates: Sequ
 
 
 def apply(layer: Layer, move: Move, tally: Tally, room: Sequence[int], spare_bytes: int | None) -> None:
-    """Move windows: evict, then towards cold, then towards hot, so that slots are free before they are needed.
+    """Move windows: evict, then down (coldest tier first), then up (hottest first), so that slots are free in time.
 
     Args:
         layer: what is moved.
@@ -149,14 +149,14 @@ def apply(layer: Layer, move: Move, tally: Tally, room: Sequence[int], spare_byt
     for segment in segments:
         spare_bytes = _grow(layer, segment, needs[segment], spare_bytes)
     _drop(layer, move, ~move.keep)
-    for cold in segments[1:]:
-        for hot in segments[:cold]:
-            _carry(layer, move, tally, hot, cold)
-    _drop(layer, move, move.source <= move.segment)
-    for hot in segments:
-        for cold in segments[hot + 1 :]:
-            _carry(layer, move, tally, cold, hot)
-    _drop(layer, move, move.keep)
+    for target in reversed(segments):
+        for source in segments[:target]:
+            _carry(layer, move, tally, source, target)
+        _drop(layer, move, (move.segment == target) & (move.source <= target))
+    for target in segments:
+        for source in segments[target + 1 :]:
+            _carry(layer, move, tally, source, target)
+        _drop(layer, move, move.segment == target)
     _note(layer, move, tally)
     layer.open_windows(room)
 

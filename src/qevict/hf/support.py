@@ -25,14 +25,7 @@ def check_model(model: Any) -> None:
     if config is None or not hasattr(model, "set_attn_implementation"):
         msg = f"a policy attaches to a transformers model, got {type(model).__name__}"
         raise UnsupportedModelError(msg)
-    for reason in (
-        _old_library(),
-        _wrong_family(config),
-        _sliding(config),
-        _training(model),
-        _odd_heads(config),
-        _several_devices(model),
-    ):
+    for reason in (check(model, config) for check in _CHECKS):
         if reason:
             msg = f"{type(model).__name__} cannot be served: {reason}"
             raise UnsupportedModelError(msg)
@@ -63,13 +56,13 @@ def wire(model: Any, policy: Policy) -> Wiring:
     return wiring
 
 
-def _old_library() -> str | None:
+def _old_library(_model: Any, _config: Any) -> str | None:
     if INSTALLED < OLDEST:
         return f"transformers {INSTALLED} is too old; install transformers>={OLDEST}"
     return None
 
 
-def _wrong_family(config: Any) -> str | None:
+def _wrong_family(_model: Any, config: Any) -> str | None:
     if getattr(config, "is_encoder_decoder", False):
         return "encoder-decoder models keep a second, cross-attention cache"
     if config.model_type not in FAMILIES:
@@ -77,7 +70,7 @@ def _wrong_family(config: Any) -> str | None:
     return None
 
 
-def _sliding(config: Any) -> str | None:
+def _sliding(_model: Any, config: Any) -> str | None:
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     uses_window = getattr(config, "use_sliding_window", True) and getattr(config, "sliding_window", None)
     if kinds != {"full_attention"} or (uses_window and config.model_type == "mistral"):
@@ -85,19 +78,19 @@ def _sliding(config: Any) -> str | None:
     return None
 
 
-def _training(model: Any) -> str | None:
+def _training(model: Any, _config: Any) -> str | None:
     if model.training:
         return "it is in training mode; call model.eval() first"
     return None
 
 
-def _odd_heads(config: Any) -> str | None:
+def _odd_heads(_model: Any, config: Any) -> str | None:
     if config.num_attention_heads % config.num_key_value_heads:
         return f"{config.num_attention_heads} query heads do not divide by {config.num_key_value_heads} KV heads"
     return None
 
 
-def _several_devices(model: Any) -> str | None:
+def _several_devices(model: Any, _config: Any) -> str | None:
     devices = {parameter.device for parameter in model.parameters()}
     if len(devices) > 1:
         return (
@@ -106,3 +99,7 @@ def _several_devices(model: Any) -> str | None:
     if torch.device("meta") in devices:
         return "its weights are not loaded (meta device)"
     return None
+
+
+# In this order: what a later check reads of a configuration is there once the family is known.
+_CHECKS = (_old_library, _wrong_family, _sliding, _training, _odd_heads, _several_devices)

@@ -1,0 +1,301 @@
+"""Attaching: nothing left behind, nothing disturbed, bad input refused before it costs anything."""
+
+import gc
+import subprocess
+import sys
+import weakref
+from typing import Any
+
+import attrs
+import pytest
+import torch
+from transformers import DynamicCache, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import MistralConfig, MistralForCausalLM, Qwen2Config, Qwen2ForCausalLM, T5Config
+from transformers import T5ForConditionalGeneration
+
+import qevict
+from qevict import errors, policies
+from qevict.hf.compat import CACHE_ARGUMENT
+from qevict.hf.names import BASES
+from tests.oracle import generate, prompts, tiny
+
+ASK = {"max_new_tokens": 16, "do_sample": False}
+
+
+def small(model_class: Any, config_class: Any, **sizes: Any) -> Any:
+    """An untrained model of another family."""
+    base = {"vocab_size": 97, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512}
+    return model_class(config_class(**(base | heads | sizes))).eval()
+
+
+def test_names_are_not_taken_for_kernels() -> None:
+    """transformers reads "flash" and "/" in a name as a kernel to load."""
+    assert not any("flash" in name or "/" in name for name in BASES)
+
+
+def test_two_caches_on_one_model_do_not_disturb_each_other() -> None:
+    """Interleaved forwards, two policies."""
+    model = tiny()
+    first, second = prompts(150, seed=1)[0], prompts(150, seed=2)[0]
+    plans = (policies.qevict("30 %"), policies.evict_only("30 %"))
+    with qevict.attach(model, plans[0]):
+        alone = [
+            decode(model, [qevict.Cache(model, plan)], [ids]) for plan, ids in zip(plans, (first, second), strict=True)
+        ]
+        together = decode(model, [qevict.Cache(model, plan) for plan in plans], [first, second])
+    for index in range(2):
+        assert all(torch.equal(own, theirs) for own, theirs in zip(together[index], alone[index][0], strict=True))
+
+
+@torch.no_grad()
+def decode(model: Any, caches: list[Any], new: list[torch.Tensor]) -> list[list[torch.Tensor]]:
+    """Greedy decoding by hand, the caches taking turns; the logits of each."""
+    logits: list[list[torch.Tensor]] = [[] for _ in caches]
+    for _ in range(20):
+        for index, cache in enumerate(caches):
+            out = model(new[index], **{CACHE_ARGUMENT: cache}).logits[:, -1]
+            logits[index].append(out)
+            new[index] = out.argmax(-1)[:, None]
+    return logits
+
+
+def test_an_inner_attach_leaves_the_outer_one_working() -> None:
+    """Nested contexts restore in order."""
+    model, (ids, _) = tiny(), prompts(100)
+    stock = model.config._attn_implementation
+    expected = generate(model, policies.qevict("40 %"), ids).sequences
+    with qevict.attach(model, policies.qevict("40 %")) as outer:
+        with qevict.attach(model, policies.full()) as inner:
+            assert torch.equal(inner.generate(ids, **ASK), model.generate(ids, **ASK))
+        found = outer.generate(ids, max_new_tokens=24, do_sample=False)
+    assert torch.equal(found, expected)
+    assert model.config._attn_implementation == stock
+
+
+@pytest.mark.parametrize("impl", ["sdpa", "eager"])
+def test_a_foreign_cache_passes_through_bit_for_bit(impl: str) -> None:
+    """Inside attach, a DynamicCache is a DynamicCache; also with pads."""
+    model, (ids, mask) = tiny(impl=impl), prompts(20, 90)
+    how = ASK | {"attention_mask": mask, "output_logits": True, "return_dict_in_generate": True}
+    expected = model.generate(ids, **how)
+    with qevict.attach(model, policies.qevict("20 %")):
+        found = model.generate(ids, **how)
+        cached = model.generate(ids, **how, **{CACHE_ARGUMENT: DynamicCache(config=model.config)})
+    for run in (found, cached):
+        assert all(torch.equal(own, theirs) for own, theirs in zip(run.logits, expected.logits, strict=True))
+
+
+def test_a_cache_dies_with_its_last_name() -> None:
+    """No reference cycle keeps its bytes alive."""
+    model, (ids, _) = tiny(), prompts(60)
+    with qevict.attach(model, policies.qevict("40 %")) as session:
+        cache = session.prefill(ids)
+        gone = weakref.ref(cache)
+        gc.disable()
+        try:
+            del cache
+            assert gone() is None
+        finally:
+            gc.enable()
+
+
+class TestForkAndTurns:
+    """One context, many questions."""
+
+    def test_forks_answer_as_fresh_runs_in_any_order(self) -> None:
+        model, (ids, _), policy = tiny(), prompts(200), policies.qevict("30 %")
+        questions = [prompts(7, seed=seed)[0] for seed in (1, 2, 3)]
+        with qevict.attach(model, policy) as session:
+            cache = session.prefill(ids)
+            before = cache.report()
+            forked = [session.generate(question, cache=cache.fork(), **ASK) for question in questions]
+            assert cache.report() == before
+            again = [session.generate(question, cache=cache.fork(), **ASK) for question in questions[::-1]]
+            fresh = [session.generate(question, cache=session.prefill(ids), **ASK) for question in questions]
+        for one, two, three in zip(forked, again[::-1], fresh, strict=True):
+            assert torch.equal(one, two)
+            assert torch.equal(one, three)
+
+    def test_a_turn_of_many_tokens_on_a_full_policy_equals_the_stock_cache(self) -> None:
+        model, (ids, _) = tiny(), prompts(80)
+        question, _ = prompts(9, seed=5)
+        with qevict.attach(model, policies.full()) as session:
+            found = session.generate(question, cache=session.prefill(ids), **ASK)
+        whole = model.generate(torch.cat((ids, question), 1), **ASK)
+        assert torch.equal(found[:, 9:], whole[:, 89:])
+
+    def test_padded_contexts_go_on_with_new_tokens_only(self) -> None:
+        model, (ids, mask), policy = tiny(), prompts(60, 140), policies.evict_only("40 %")
+        question = torch.cat([prompts(7, seed=seed)[0] for seed in (5, 6)])
+        with qevict.attach(model, policy) as session:
+            batch = session.generate(question, cache=session.prefill(ids, mask), **ASK)
+            for row, length in enumerate((60, 140)):
+                own = session.prefill(ids[row : row + 1, -length:])
+                solo = session.generate(question[row : row + 1], cache=own, **ASK)
+                assert torch.equal(batch[row], solo[0])
+
+    @pytest.mark.parametrize("chunk", [64, 50, 1])
+    def test_a_context_in_chunks_keeps_what_it_keeps_at_once(self, chunk: int) -> None:
+        model, (ids, mask) = tiny(), prompts(40, 130)
+        with qevict.attach(model, policies.evict_only("30 %")) as session:
+            whole = session.prefill(ids, mask)
+            pieces = session.prefill(ids, mask, chunk_tokens=chunk)
+        for layer in range(3):
+            assert whole.kept_positions(layer) == pieces.kept_positions(layer)
+        assert pieces.report().exact_bytes == whole.report().exact_bytes
+
+
+class TestRefusals:
+    """Typed, early, with the remedy, and the model untouched."""
+
+    @pytest.mark.parametrize(
+        ("model", "reason"),
+        [
+            (small(MistralForCausalLM, MistralConfig, sliding_window=32), "sliding-window"),
+            (
+                small(Qwen2ForCausalLM, Qwen2Config, use_sliding_window=True, max_window_layers=1, sliding_window=32),
+                "sliding-window",
+            ),
+            (
+                GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=32, n_head=2, vocab_size=97)).eval(),
+                "'gpt2' is not supported",
+            ),
+            (
+                T5ForConditionalGeneration(T5Config(num_layers=1, d_model=32, d_kv=8, d_ff=32, num_heads=2)).eval(),
+                "encoder-decoder",
+            ),
+            (small(LlamaForCausalLM, LlamaConfig).train(), "training mode"),
+            (
+                small(
+                    LlamaForCausalLM,
+                    LlamaConfig,
+                    rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0},
+                ),
+                "RoPE type 'dynamic'",
+            ),
+            (torch.nn.Linear(2, 2), "a policy attaches to a transformers model"),
+        ],
+        ids=["mistral-window", "qwen2-window", "gpt2", "t5", "training", "dynamic-rope", "no-model"],
+    )
+    def test_models(self, model: Any, reason: str) -> None:
+        before = getattr(getattr(model, "config", None), "_attn_implementation", None)
+        with pytest.raises(errors.UnsupportedModelError, match=reason), qevict.attach(model, policies.full()):
+            pytest.fail("attached")
+        assert getattr(getattr(model, "config", None), "_attn_implementation", None) == before
+
+    def test_a_head_dim_that_does_not_pack(self) -> None:
+        model = tiny(num_hidden_layers=1, head_dim=6)
+        policy = policies.qevict("40 %", bits=3, window_tokens=2)
+        with pytest.raises(errors.PolicyError, match="multiple of 8"), qevict.attach(model, policy):
+            pytest.fail("attached")
+
+    def test_a_cache_without_attach(self) -> None:
+        model, (ids, _) = tiny(), prompts(20)
+        with pytest.raises(errors.NotAttachedError, match="attach"):
+            qevict.Cache(model, policies.full())
+        with qevict.attach(model, policies.full()) as session:
+            cache = session.cache()
+        calls: list[int] = []
+        handle = model.base_model.layers[0].self_attn.o_proj.register_forward_hook(lambda *_: calls.append(1))
+        with pytest.raises(errors.NotAttachedError, match="attach"):
+            model(ids, **{CACHE_ARGUMENT: cache})
+        handle.remove()
+        assert not calls, "nothing was attended to"
+        assert cache.get_seq_length() == 0
+
+    @pytest.mark.parametrize(
+        ("how", "reason"),
+        [
+            ({"num_beams": 2}, "num_beams=1"),
+            ({"prompt_lookup_num_tokens": 3}, "prompt_lookup_num_tokens"),
+            ({"assistant_model": object()}, "assistant_model"),
+            ({"past_key_values": object()}, "cache="),
+            ({"use_cache": False}, "use_cache"),
+        ],
+        ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+    )
+    def test_ways_to_generate(self, how: dict[str, Any], reason: str) -> None:
+        model, (ids, _) = tiny(), prompts(20)
+        with (
+            qevict.attach(model, policies.full()) as session,
+            pytest.raises(errors.UnsupportedOperationError, match=reason),
+        ):
+            session.generate(ids, **ASK, **how)
+
+    @pytest.mark.parametrize("how", [{"num_beams": 2}, {"prompt_lookup_num_tokens": 3}], ids=["beams", "lookup"])
+    def test_ways_to_generate_with_a_cache_of_ones_own(self, how: dict[str, Any]) -> None:
+        model, (ids, _) = tiny(), prompts(20)
+        with qevict.attach(model, policies.evict_only("50 %")), pytest.raises(errors.UnsupportedOperationError):
+            model.generate(ids, **ASK, **how, **{CACHE_ARGUMENT: qevict.Cache(model, policies.evict_only("50 %"))})
+
+    def test_right_padding_masks_of_ones_own_and_strange_positions(self) -> None:
+        model, (ids, _) = tiny(), prompts(20, 20)
+        right = torch.ones_like(ids)
+        right[0, 15:] = 0
+        empty = torch.ones_like(ids)
+        empty[0] = 0
+        square = torch.ones(2, 1, 20, 20, dtype=torch.bool).tril()
+        jump = torch.arange(20).repeat(2, 1)
+        jump[1, 10:] += 5
+        for inputs, reason in (
+            ({"attention_mask": right}, "left"),
+            ({"attention_mask": empty}, "no real token"),
+            ({"attention_mask": square}, "4-D"),
+            ({"position_ids": jump}, "count up by one"),
+        ):
+            with qevict.attach(model, policies.full()) as session, pytest.raises(errors.InputError, match=reason):
+                model(ids, **inputs, **{CACHE_ARGUMENT: session.cache()})
+
+    @torch.no_grad()
+    def test_positions_that_jump_while_decoding(self) -> None:
+        model, (ids, _) = tiny(), prompts(60)
+        with qevict.attach(model, policies.evict_only("50 %")) as session:
+            cache = session.prefill(ids)
+            with pytest.raises(errors.InputError, match="count up by one"):
+                for step in range(9):
+                    position = torch.tensor([[60 + step + (step > 3)]])
+                    model(ids[:, :1], position_ids=position, **{CACHE_ARGUMENT: cache})
+
+    def test_another_batch(self) -> None:
+        model, (ids, _) = tiny(), prompts(20)
+        with qevict.attach(model, policies.full()) as session:
+            cache = session.prefill(ids)
+            with pytest.raises(errors.InputError, match="rows"):
+                session.generate(ids.repeat(2, 1), cache=cache, **ASK)
+
+    def test_crop_reorder_and_the_like(self) -> None:
+        model, (ids, _) = tiny(), prompts(20)
+        with qevict.attach(model, policies.full()) as session:
+            cache = session.prefill(ids)
+        for call in (
+            lambda: cache.crop(-1),
+            lambda: cache.reorder_cache(torch.tensor([0])),
+            lambda: cache.batch_repeat_interleave(2),
+            lambda: cache.batch_select_indices(torch.tensor([0])),
+            lambda: cache.reset(),
+            lambda: cache.expect(3),
+        ):
+            with pytest.raises(errors.UnsupportedOperationError):
+                call()
+
+
+def test_import_is_quiet() -> None:
+    """`import qevict` loads neither torch nor transformers; touching `attach` does."""
+    code = (
+        "import sys, qevict\n"
+        "assert not {'torch', 'transformers'} & set(sys.modules)\n"
+        "qevict.policies\nassert 'transformers' not in sys.modules\n"
+        "qevict.attach\nassert 'transformers' in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_presets_show_in_the_cache() -> None:
+    """What rules a cache can be read off it."""
+    model, (ids, _) = tiny(), prompts(20)
+    policy = attrs.evolve(policies.qevict("40 %"), min_tokens=3)
+    with qevict.attach(model, policy) as session:
+        cache = session.prefill(ids)
+    assert cache.policy == policy
+    assert "20 tokens seen" in repr(cache)
