@@ -105,7 +105,11 @@ def qevict(
         accounting: ``"paper"`` bills codes times 1.05 only, and so holds more bytes than it bills.
         dtype: dtype in which full precision is stored; None for the model's.
     """
-    if isinstance(quantized_share, bool) or not 0 <= quantized_share <= 1:
+    if (
+        isinstance(quantized_share, bool)
+        or not isinstance(quantized_share, int | float)
+        or not 0 <= quantized_share <= 1
+    ):
         msg = f"quantized_share is the part of the bytes for the recoverable tier, in [0, 1]; got {quantized_share!r}"
         raise PolicyError(msg)
     recoverable = Tier(f"int{bits}", keys=PerChannel(bits), values=PerToken(bits), store=DeviceMemory())

@@ -88,6 +88,9 @@ class Tier:
 
 
 def _tiers(value: Iterable[Tier]) -> tuple[Tier, ...]:
+    if isinstance(value, Tier) or not isinstance(value, Iterable):
+        msg = f"tiers must be one Tier or more, hot to cold, got {value!r}; for one tier write (tier,)"
+        raise PolicyError(msg)
     return tuple(value)
 
 
@@ -145,7 +148,7 @@ class Policy:
         missing = self.scorer.needs - self.backend.provides
         if missing:
             wanted = ", ".join(sorted(need.value for need in missing))
-            msg = f"scorer {self.scorer.name!r} needs {wanted}, which backend {self.backend.name!r} does not provide"
+            msg = f"scorer {self.scorer.name!r} needs {wanted}, which backend {self.backend.name!r} does not provide; use another of the two"
             raise PolicyError(msg)
 
     def __deepcopy__(self, _memo: object) -> "Policy":
@@ -156,7 +159,7 @@ class Policy:
         """Recent tokens that are never ranked; the token just written is always one of them."""
         return max(self.recent_tokens, 1)
 
-    def with_tier(self, name: str, **changes: object) -> "Policy":
+    def with_tier(self, name: str, /, **changes: object) -> "Policy":
         """A policy in which one tier is changed: ``policy.with_tier("int2", keys=PerChannel(bits=4), ...)``.
 
         Raises:

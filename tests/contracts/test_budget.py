@@ -81,10 +81,15 @@ def test_an_unknown_unit_is_named() -> None:
         parse_budget("3 parsecs")
 
 
-@pytest.mark.parametrize("text", ["0 %", "0", "0.0", "0 B", "0 tokens", "0.4 tokens", "0.4 B", "1e-400"])
+@pytest.mark.parametrize("text", ["0 %", "0", "0.0", "0 B", "0 tokens", "0.4 B", "1e-400"])
 def test_amounts_that_come_to_nothing_are_refused(text: str) -> None:
     with pytest.raises(BudgetError, match="must be positive"):
         parse_budget(text)
+
+
+def test_parts_of_a_token_are_refused() -> None:
+    with pytest.raises(BudgetError, match="whole number"):
+        parse_budget("1.9 tokens")
 
 
 @pytest.mark.parametrize("text", ["100.1 %", "1.01", "20", "1e400 %"])

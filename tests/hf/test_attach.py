@@ -9,15 +9,25 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from transformers import DynamicCache, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
-from transformers import MistralConfig, MistralForCausalLM, Qwen2Config, Qwen2ForCausalLM, T5Config
-from transformers import T5ForConditionalGeneration
+from tests.oracle import generate, prompts, tiny
+from transformers import (
+    DynamicCache,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    T5Config,
+    T5ForConditionalGeneration,
+)
 
 import qevict
 from qevict import errors, policies
 from qevict.hf.compat import CACHE_ARGUMENT
 from qevict.hf.names import BASES
-from tests.oracle import generate, prompts, tiny
 
 ASK = {"max_new_tokens": 16, "do_sample": False}
 

@@ -7,7 +7,8 @@ from typing import Any, ClassVar
 import attrs
 import pytest
 import torch
-from qevict_template import KeyNorm
+from tests.footprint import reachable_bytes, reachable_tensors
+from tests.oracle import assert_sensitive, generate, prompts, replay, tiny
 from torch import Tensor
 from transformers import DynamicCache
 
@@ -22,8 +23,7 @@ from qevict.quantizers.affine import PerChannel, PerToken
 from qevict.routers.greedy import GreedyTiers, rank_candidates
 from qevict.scorers.cumulative import CumulativeAttention
 from qevict.stores.memory import DeviceMemory
-from tests.footprint import reachable_bytes, reachable_tensors
-from tests.oracle import assert_sensitive, generate, prompts, replay, tiny
+from qevict_template import KeyNorm
 
 
 def int4_only(budget: str | None, window_tokens: int = 8) -> Policy:

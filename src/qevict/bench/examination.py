@@ -86,7 +86,11 @@ def examine(
         compressed = cache.report()
         replies = []
         for turn, question in enumerate(questions):
-            ids = next_turn(tokenizer, question.question) if turn else split_prompt(tokenizer, document, question.question)[1]
+            ids = (
+                next_turn(tokenizer, question.question)
+                if turn
+                else split_prompt(tokenizer, document, question.question)[1]
+            )
             replies.append(_ask(session, tokenizer, cache, torch.tensor([ids]), question, watch))
         return Examination(tuple(replies), compressed, cache.report())
 

@@ -21,6 +21,12 @@ def _positive(_instance: object, attribute: "attrs.Attribute[Any]", value: objec
         raise BudgetError(msg)
 
 
+def _whole(_instance: object, attribute: "attrs.Attribute[Any]", value: object) -> None:
+    if not isinstance(value, int):
+        msg = f"a budget in bytes or tokens is a whole number, got {attribute.name}={value!r}; {_ALLOWED}"
+        raise BudgetError(msg)
+
+
 def _at_most_one(_instance: object, _attribute: object, value: float | int) -> None:  # noqa: PYI041 - beartype: an int is no float
     if value > 1:
         msg = f"a budget share is at most 1 (100 %), got {value!r}; for no limit use budget=None"
@@ -49,7 +55,7 @@ class Fraction:
 class Bytes:
     """An absolute number of bytes per row, over all layers."""
 
-    count: int = attrs.field(validator=_positive)
+    count: int = attrs.field(validator=[_positive, _whole])
 
     def row_bytes(self, tokens: int, token_bytes: int) -> int:
         """The bytes that a row may hold, whatever its length."""
@@ -63,7 +69,7 @@ class Bytes:
 class Tokens:
     """The bytes of that many full-precision tokens per row."""
 
-    count: int = attrs.field(validator=_positive)
+    count: int = attrs.field(validator=[_positive, _whole])
 
     def row_bytes(self, tokens: int, token_bytes: int) -> int:
         """The bytes that a row may hold, whatever its length."""
@@ -87,10 +93,13 @@ def parse_budget(text: str) -> Budget:
         msg = f"cannot read budget {text!r}; {_ALLOWED}"
         raise BudgetError(msg)
     amount, unit = float(match[1]), match[2].lower()
+    if unit not in {"%", ""} and not math.isfinite(amount * _UNITS.get(unit, 1)):
+        msg = f"budget {text!r} is not a number of bytes; {_ALLOWED}"
+        raise BudgetError(msg)
     if unit in {"%", ""}:
         return Fraction(amount / 100 if unit else amount)
     if unit in {"token", "tokens"}:
-        return Tokens(int(amount))
+        return Tokens(int(amount) if amount.is_integer() else amount)  # type: ignore[arg-type]  # refused there
     if unit in _UNITS:
         return Bytes(int(amount * _UNITS[unit]))
     msg = f"unknown budget unit {match[2]!r} in {text!r}; {_ALLOWED}"

@@ -28,11 +28,11 @@ class Rotary:
     Source: RoFormer (arXiv 2104.09864), eq. 34; amplitude as in YaRN (arXiv 2309.00071), section 3.4.
     """
 
-    inverse_frequencies: Tensor = attrs.field(eq=attrs.cmp_using(eq=_same_tensor))
+    inverse_frequencies: Tensor = attrs.field(eq=attrs.cmp_using(eq=_same_tensor), hash=False)
     amplitude: float = 1.0
 
     def __attrs_post_init__(self) -> None:
-        if self.inverse_frequencies.ndim != 1 or self.amplitude <= 0:
+        if self.inverse_frequencies.ndim != 1 or not self.amplitude > 0:
             msg = f"a rotary table is one frequency per channel pair and a positive amplitude, got {self!r}"
             raise UnsupportedModelError(msg)
 
@@ -49,7 +49,7 @@ class Rotary:
     ) -> Float[Tensor, "*lead tokens head_dim"]:
         """Turn pre-RoPE keys to ``positions`` (which broadcast against the leading axes of ``x``)."""
         cos, sin = self._tables(positions)
-        return _turn(x.float(), cos, sin)
+        return _turn(x.float().contiguous(), cos, sin)
 
     def unrotate(
         self, x: Float[Tensor, "*lead tokens head_dim"], positions: Int[Tensor, "*some tokens"]
@@ -57,15 +57,18 @@ class Rotary:
         """The exact inverse of :meth:`rotate`."""
         cos, sin = self._tables(positions)
         norm = cos.square() + sin.square()
-        return _turn(x.float(), cos / norm, -sin / norm)
+        return _turn(x.float().contiguous(), cos / norm, -sin / norm)
 
     def _tables(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         angles = positions[..., None].float() * self.inverse_frequencies.float()
-        angles = torch.cat((angles, angles), dim=-1)
         return angles.cos() * self.amplitude, angles.sin() * self.amplitude
 
 
 def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    half = x.shape[-1] // 2
-    turned = torch.cat((-x[..., half:], x[..., :half]), dim=-1)
-    return x * cos + turned * sin
+    """Multiply channel pairs, half against half, by ``cos + i sin``."""
+    first, second = x.chunk(2, dim=-1)
+    turned = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    low, high = turned.chunk(2, dim=-1)
+    low.copy_(first * cos).sub_(second * sin)
+    high.copy_(second * cos).add_(first * sin)
+    return turned

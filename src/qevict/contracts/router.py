@@ -15,7 +15,8 @@ class TierRouter(ABC):
     Laws:
         * Pure: equal input, equal plan.
         * Every window in exactly one place: a tier, or evicted. Protected and absent windows keep the place they have.
-        * The planned bytes of a lane are at most its capacity.
+        * The planned bytes of a lane are at most its capacity, as long as the codes that its windows already keep in a
+          tier fit that tier's part of it (they do: capacities of a lane never shrink).
         * Of two windows with equal scores the earlier position wins.
         * No host synchronisation.
     """

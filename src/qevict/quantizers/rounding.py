@@ -9,7 +9,7 @@ _BITS = {torch.float16: torch.int16, torch.bfloat16: torch.int16, torch.float32:
 def round_down(x: Tensor, dtype: torch.dtype) -> Tensor:
     """The largest finite number of ``dtype`` that is at most ``x`` (the smallest finite one below the range)."""
     near = x.to(dtype).clamp(torch.finfo(dtype).min, torch.finfo(dtype).max)
-    return torch.where(near.float() > x, _step(near, up=False), near)
+    return torch.where(near.float() > x, _step(near, up=False), near).clamp(min=torch.finfo(dtype).min)
 
 
 def round_up(x: Tensor, dtype: torch.dtype) -> Tensor:

@@ -21,7 +21,7 @@ def _as_tuple(value: Iterable[float]) -> tuple[float, ...]:
 
 
 def _shares(_instance: object, _attribute: object, value: tuple[float, ...]) -> None:
-    if not value or any(share < 0 for share in value) or abs(sum(value) - 1) > 1e-9:
+    if not value or not all(share >= 0 for share in value) or not abs(sum(value) - 1) <= 1e-9:
         msg = f"shares say which part of the bytes each tier gets, hot to cold: none negative, sum 1; got {value!r}"
         raise PolicyError(msg)
 
@@ -75,7 +75,9 @@ class GreedyTiers(TierRouter):
 def rank_candidates(scores: Tensor, windows: Windows) -> Tensor:
     """``[lanes, windows]`` ranks among candidates, 0 for the best; ties go to the earlier position."""
     by_position = windows.positions.argsort(dim=1, stable=True)
-    ordered = scores.masked_fill(~windows.candidate, -torch.inf).gather(1, by_position)
+    lowest = torch.finfo(scores.dtype).min
+    finite = scores.nan_to_num(nan=lowest, neginf=lowest)  # whatever a scorer says, no filler outranks a candidate
+    ordered = finite.masked_fill(~windows.candidate, -torch.inf).gather(1, by_position)
     order = by_position.gather(1, ordered.argsort(dim=1, descending=True, stable=True))
     ranks = torch.arange(order.shape[1], device=order.device).expand_as(order)
     return torch.empty_like(order).scatter_(1, order, ranks)
