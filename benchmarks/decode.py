@@ -68,7 +68,7 @@ def measure(model: Any, ids: torch.Tensor, rounds: int) -> dict[str, Any]:
     return {
         "command": f"python benchmarks/decode.py --tokens {ids.shape[1]} --rounds {rounds}",
         "model": "SmolLM2-135M-Instruct, computed in float32",
-        "machine": f"{platform.machine()}, {torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}",
+        "machine": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads",
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
         "time relative to DynamicCache (median, quartiles)": {
             name: [round(pace.ratio, 2), round(pace.low, 2), round(pace.high, 2)] for name, pace in paces.items()

@@ -148,7 +148,10 @@ class Policy:
         missing = self.scorer.needs - self.backend.provides
         if missing:
             wanted = ", ".join(sorted(need.value for need in missing))
-            msg = f"scorer {self.scorer.name!r} needs {wanted}, which backend {self.backend.name!r} does not provide; use another of the two"
+            msg = (
+                f"scorer {self.scorer.name!r} needs {wanted}, which backend {self.backend.name!r} does not provide; "
+                "use another scorer or backend"
+            )
             raise PolicyError(msg)
 
     def __deepcopy__(self, _memo: object) -> "Policy":

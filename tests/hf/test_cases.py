@@ -80,7 +80,8 @@ def lane_codes(cache: Any, lane: int) -> Tensor:
     """The INT4 key codes of a lane, in order of position."""
     layer = cache.engine.layers[0]
     slots = layer.records.slots[(layer.records.lane_of() == lane) & (layer.records.place == 0), 1].long()
-    return layer.pools[1].lend()["keys.codes"][:, slots]
+    codes: Tensor = layer.pools[1].lend()["keys.codes"][:, slots]
+    return codes
 
 
 class TestC06SeenIsNotKept:
@@ -327,7 +328,7 @@ class TestC15ScoresInFp32:
         policy = by_key_norm("30 %")
         with qevict.attach(model, policy) as session:
             small = session.prefill(ids)
-        full = DynamicCache(config=model.config)
+        full: Any = DynamicCache(config=model.config)
         with torch.no_grad():
             model(ids, **{CACHE_ARGUMENT: full})
         norms = full.layers[0].keys[0].float().norm(dim=-1).mean(0)

@@ -47,6 +47,23 @@ def run(argv: Sequence[str], environment: dict[str, str]) -> str:
     return done.stdout
 
 
+def test_the_scorer_of_the_template_runs_in_generate(environment: dict[str, str]) -> None:
+    code = """
+import attrs, torch, qevict
+from qevict.registry import default_registry
+from transformers import LlamaConfig, LlamaForCausalLM
+sizes = dict(vocab_size=97, hidden_size=64, intermediate_size=96, num_hidden_layers=2)
+model = LlamaForCausalLM(LlamaConfig(num_attention_heads=4, num_key_value_heads=2, **sizes)).eval()
+scorer = default_registry().get("scorer", "key_norm")()
+policy = attrs.evolve(qevict.policies.evict_only("40 %"), scorer=scorer)
+with qevict.attach(model, policy) as session:
+    cache = session.prefill(torch.randint(3, 97, (1, 200)))
+    session.generate(torch.randint(3, 97, (1, 5)), cache=cache, max_new_tokens=20, do_sample=False)
+print(cache.report().evictions > 0, cache.policy.scorer.name)
+"""
+    assert run(["-W", "default", "-c", code], environment).split() == ["True", "key_norm"]
+
+
 def test_the_registry_returns_the_class_of_the_template(environment: dict[str, str]) -> None:
     code = """
 from qevict.contracts.scorer import Scorer

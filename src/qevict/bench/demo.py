@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -17,7 +18,7 @@ from transformers.utils import logging
 
 import qevict
 from qevict import policies
-from qevict.bench.examination import REPLY_TOKENS, Examination, Watcher, context_ids, examine
+from qevict.bench.examination import REPLY_TOKENS, Examination, Watcher, context_ids, examine, unwatched
 from qevict.bench.models import SMOLLM2, load
 from qevict.bench.prompts import Question, load_document, load_questions
 from qevict.bench.speed import Pace, compare
@@ -48,6 +49,7 @@ def main() -> None:
     parser.add_argument("--budget", default="20 %", help="bytes of each compressed cache (default: %(default)s)")
     wish = parser.parse_args()
     logging.set_verbosity_error()
+    logging.disable_progress_bar()
     console = Console()
     plans = contestants(wish.budget)
     questions = load_questions()[:2]
@@ -65,7 +67,7 @@ def main() -> None:
 
 
 def run_policy(
-    model: Any, tokenizer: Any, policy: Policy, questions: tuple[Question, ...], watch: Watcher = id
+    model: Any, tokenizer: Any, policy: Policy, questions: tuple[Question, ...], watch: Watcher = unwatched
 ) -> Examination:
     """One row of the table; ``watch`` may look at the cache after every forward."""
     return examine(model, tokenizer, policy, load_document().text, questions, watch)
@@ -91,10 +93,10 @@ def speeds(
 
 def table(found: dict[str, Examination], paces: dict[str, Pace]) -> Table:
     """One row per policy."""
-    shown = Table(title="After the second reply, one row per policy", title_justify="left")
-    shown.add_column("cache")
-    for heading in ("right", "nats", "exact bytes", "paper bytes", "windows", "moves", "decode time"):
-        shown.add_column(heading, justify="right")
+    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    shown.add_column("cache", no_wrap=True)
+    for heading in ("right", "nats", "exact", "paper", "windows", "moves", "decode"):
+        shown.add_column(heading, justify="right", no_wrap=True)
     for name, result in found.items():
         report = result.finished
         shown.add_row(
@@ -103,9 +105,9 @@ def table(found: dict[str, Examination], paces: dict[str, Pace]) -> Table:
             f"{result.nats:.2f}",
             _share(report.exact_bytes, report),
             _share(report.paper_bytes, report),
-            _windows(report),
+            "\n".join(f"{count} {'new' if tier == 'protected' else tier}" for tier, count in report.windows.items()),
             f"{report.promotions} up\n{report.demotions} down\n{report.evictions} out",
-            f"× {paces[name].ratio:.2f}\n({paces[name].low:.2f}-{paces[name].high:.2f})",
+            f"× {paces[name].ratio:.2f}",
         )
     return shown
 
@@ -124,11 +126,7 @@ def verdict(found: dict[str, Examination]) -> str:
 
 
 def _share(count: int, report: Report) -> str:
-    return f"{count / 2**20:.2f} MiB\n{100 * count / report.full_bytes:.1f} %"
-
-
-def _windows(report: Report) -> str:
-    return "\n".join(f"{count} {name}" for name, count in report.windows.items())
+    return f"{100 * count / report.full_bytes:.1f} %"
 
 
 def _show(
@@ -143,15 +141,19 @@ def _show(
             console.print(" ".join(reply.text.split())[:110], markup=False, highlight=False)
     console.print()
     console.print(table(found, paces))
-    console.print(
-        f"Computed in {str(dtype).removeprefix('torch.')}, full precision stored in {str(STORED).removeprefix('torch.')} "
-        f"on {torch.get_num_threads()} CPU threads; bytes are those of all storages of the cache, in all layers, and the "
-        "percentage is of a full cache in the stored dtype. nats: mean negative log-likelihood of the right answers' "
-        f"tokens. Each reply has {REPLY_TOKENS} tokens. Windows and moves are summed over layers. Decode time: median "
-        f"(quartiles) of {SPEED_ROUNDS} cycles of 8 tokens, relative to transformers' DynamicCache in the same process.",
-        style="dim",
-    )
+    console.print(_legend(dtype), style="dim")
     console.print(f"\n[bold]{verdict(found)}[/bold]")
+
+
+def _legend(dtype: torch.dtype) -> str:
+    computed, stored = (str(each).removeprefix("torch.") for each in (dtype, STORED))
+    return (
+        f"right: replies of {REPLY_TOKENS} tokens that hold the answer. nats: mean negative log-likelihood of the "
+        "right answers' tokens. exact: bytes of all storages of the cache, all layers; paper: codes x 1.05 and no "
+        "bookkeeping; both in percent of a full cache in the stored dtype. windows and moves: summed over layers. "
+        f"decode: time of whole 8-token cycles against transformers' DynamicCache, median of {SPEED_ROUNDS} rounds "
+        f"in turn. Computed in {computed}, full precision stored in {stored}, {torch.get_num_threads()} CPU threads."
+    )
 
 
 @contextmanager

@@ -20,6 +20,10 @@ Watcher = Callable[[Any], None]
 """Called with the cache after every forward."""
 
 
+def unwatched(cache: Any) -> None:
+    """Look at nothing."""
+
+
 @attrs.frozen
 class Reply:
     """One answer.
@@ -66,7 +70,12 @@ def context_ids(tokenizer: Any, document: str, questions: tuple[Question, ...]) 
 
 
 def examine(
-    model: Any, tokenizer: Any, policy: Policy, document: str, questions: tuple[Question, ...], watch: Watcher = id
+    model: Any,
+    tokenizer: Any,
+    policy: Policy,
+    document: str,
+    questions: tuple[Question, ...],
+    watch: Watcher = unwatched,
 ) -> Examination:
     """Compress the context, then ask the questions one after another in one conversation.
 
@@ -109,7 +118,7 @@ def _ask(session: Any, tokenizer: Any, cache: Any, ids: Tensor, question: Questi
     return Reply(text.strip(), question.is_answered_by(text), nats)
 
 
-class _Watch(StoppingCriteria):  # type: ignore[misc]  # untyped in transformers
+class _Watch(StoppingCriteria):
     """Lets somebody look at the cache after every token."""
 
     def __init__(self, cache: Any, watch: Watcher) -> None:

@@ -125,10 +125,10 @@ class Clock:
             return (width,) * rows
         hole = (valid[:, :-1] & ~valid[:, 1:]).any()
         numbers = torch.cat((valid.sum(1), hole[None].long(), self.drift.long()))
-        *new, broken, astray = numbers.tolist()
+        *counts, broken, astray = numbers.tolist()
         _refuse_holes(broken=bool(broken))
         refuse_drift(bool(astray))
-        return tuple(new)
+        return tuple(counts)
 
 
 def refuse_drift(astray: bool) -> None:  # noqa: FBT001 - the finding itself
@@ -140,7 +140,7 @@ def refuse_drift(astray: bool) -> None:  # noqa: FBT001 - the finding itself
     if astray:
         msg = (
             "position ids must count up by one along the real tokens of each row, over all forwards of a cache; "
-            "custom position ids are not supported, and with left padding give the same position ids (or none) at every step"
+            "custom position ids are not supported; with left padding give position ids at every step, or at none"
         )
         raise InputError(msg)
 
