@@ -52,6 +52,7 @@ def main() -> None:
     found = measure(model, ids, wish.rounds)
     print(json.dumps(found, indent=1))
     if wish.write:
+        RESULTS.mkdir(exist_ok=True)
         (RESULTS / f"decode-{wish.tokens}.json").write_text(json.dumps(found, indent=1) + "\n")
 
 

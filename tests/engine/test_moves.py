@@ -10,6 +10,7 @@ from torch import Tensor
 
 import qevict
 from qevict import policies
+from qevict.contracts.ledger import Ledger
 from qevict.contracts.scorer import IMPORTANCE
 from qevict.contracts.values import Need, Observation, Windows
 from qevict.hf.compat import CACHE_ARGUMENT
@@ -140,6 +141,31 @@ def test_three_tiers_and_eviction() -> None:
     assert all(windows[name] for name in ("full", "int8", "int2"))
     assert cache.report().promotions
     assert cache.report().evictions
+
+
+@attrs.frozen
+class Forgets(Ledger):
+    """Keeps no codes but those of a window's own tier, so that promoted windows are encoded anew."""
+
+    name: ClassVar[str] = "forgets"
+
+    def retain(self, held: Tensor, place: Tensor, tiers: int) -> Tensor:
+        return held & (torch.arange(tiers) == place[..., None])
+
+
+def test_a_ledger_that_forgets_codes() -> None:
+    """Promotion lets go of the codes; slots stay consistent while many windows swap places at once."""
+    policy, wish = scripted("60 %", ledger=Forgets())
+    model, (ids, _) = tiny(), prompts(400)
+    with qevict.attach(model, policy) as session:
+        cache = session.prefill(ids)
+        for event in range(8):
+            check_slots(cache)
+            held = cache.engine.layers[0].records
+            assert ((held.slots >= 0).sum(1) == 1).all()
+            wish.hot = tuple(5 + 8 * window for window in range(event * 4, event * 4 + 8))
+            walk(model, cache)
+    assert cache.report().promotions > 20
 
 
 def check_slots(cache: Any) -> None:

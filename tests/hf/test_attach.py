@@ -9,6 +9,7 @@ from typing import Any
 import attrs
 import pytest
 import torch
+from tests.footprint import reachable_tensors
 from tests.oracle import generate, prompts, tiny
 from transformers import (
     DynamicCache,
@@ -28,6 +29,7 @@ import qevict
 from qevict import errors, policies
 from qevict.hf.compat import CACHE_ARGUMENT
 from qevict.hf.names import BASES
+from qevict_template import KeyNorm
 
 ASK: dict[str, Any] = {"max_new_tokens": 16, "do_sample": False}
 
@@ -154,6 +156,117 @@ class TestForkAndTurns:
         for layer in range(3):
             assert whole.kept_positions(layer) == pieces.kept_positions(layer)
         assert pieces.report().exact_bytes == whole.report().exact_bytes
+
+
+class TestModes:
+    """Autograd, inference mode, and parts of a prompt."""
+
+    def test_a_forward_outside_no_grad_leaves_no_graph_in_the_cache(self) -> None:
+        model, (ids, _) = tiny(), prompts(120)
+        with qevict.attach(model, policies.qevict("40 %")) as session:
+            cache = session.cache()
+            for step in range(20):
+                model(ids if not step else ids[:, :1], **{CACHE_ARGUMENT: cache})
+            assert not any(tensor.requires_grad for tensor in reachable_tensors(cache))
+            cache.fork()
+
+    def test_a_prompt_read_in_inference_mode_goes_on_without_it(self) -> None:
+        model, (ids, _) = tiny(), prompts(120)
+        with qevict.attach(model, policies.qevict("40 %")) as session:
+            expected = session.generate(ids[:, :5], cache=session.prefill(ids), **ASK)
+            with torch.inference_mode():
+                cache = session.cache()
+                model(ids, **{CACHE_ARGUMENT: cache})
+            assert torch.equal(session.generate(ids[:, :5], cache=cache, **ASK), expected)
+
+    @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+    @pytest.mark.parametrize("chunk", [50, 30])
+    def test_the_prompts_last_queries_are_the_same_in_chunks(self, chunk: int, dtype: Any) -> None:
+        model, (ids, mask) = tiny(), prompts(90, 130)
+        policy = policies.evict_only("40 %", prompt_queries=32)
+        with qevict.attach(model, policy) as session:
+            whole = session.prefill(ids, mask)
+        with qevict.attach(model, attrs.evolve(policy, dtype=dtype)) as session:
+            pieces = session.prefill(ids, mask, chunk_tokens=chunk)
+        for own, theirs in zip(whole.engine.layers, pieces.engine.layers, strict=True):
+            total = own.records.state["mass"].sum(), theirs.records.state["mass"].sum()
+            assert abs(total[0] - total[1]) < 0.2 * total[0]
+
+    def test_an_empty_cache_is_a_new_one(self) -> None:
+        model, (ids, _) = tiny(), prompts(60)
+        with qevict.attach(model, policies.evict_only("40 %")) as session:
+            assert torch.equal(session.generate(ids, cache=session.cache(), **ASK), session.generate(ids, **ASK))
+
+    def test_impossible_chunks_and_prompts(self) -> None:
+        model, (ids, _) = tiny(), prompts(60)
+        with qevict.attach(model, policies.full()) as session:
+            for chunk in (0, -1):
+                with pytest.raises(errors.InputError, match="at least 1"):
+                    session.prefill(ids, chunk_tokens=chunk)
+            with pytest.raises(errors.InputError, match="at least 1"):
+                session.cache().expect(0)
+
+    @torch.no_grad()
+    def test_a_masked_token_while_decoding(self) -> None:
+        model, (ids, _) = tiny(), prompts(60, 60)
+        with qevict.attach(model, policies.evict_only("50 %")) as session:
+            cache = session.prefill(ids)
+            mask = torch.ones(2, 61, dtype=torch.long)
+            mask[0, -1] = 0
+            model(ids[:, :1], attention_mask=mask, **{CACHE_ARGUMENT: cache})
+            for _ in range(6):
+                model(ids[:, :1], **{CACHE_ARGUMENT: cache})
+            with pytest.raises(errors.InputError, match="mask hides tokens"):
+                model(ids[:, :1], **{CACHE_ARGUMENT: cache})
+
+    @torch.no_grad()
+    def test_a_mask_that_hides_old_tokens(self) -> None:
+        model, (ids, _) = tiny(), prompts(60, 60)
+        with qevict.attach(model, policies.evict_only("50 %")) as session:
+            cache = session.prefill(ids)
+            mask = torch.ones(2, 65, dtype=torch.long)
+            mask[0, 20:30] = 0
+            with pytest.raises(errors.InputError, match="mask hides tokens"):
+                model(ids[:, :5], attention_mask=mask, **{CACHE_ARGUMENT: cache})
+
+    def test_embeddings_in_place_of_ids(self) -> None:
+        model, (ids, _) = tiny(), prompts(60)
+        embeds = model.get_input_embeddings()(ids).detach()
+        with qevict.attach(model, policies.evict_only("50 %")) as session:
+            found = session.generate(inputs_embeds=embeds, **ASK)
+            assert torch.equal(found, session.generate(ids, **ASK)[:, 60:])
+            with pytest.raises(errors.InputError, match="input_ids or inputs_embeds"):
+                session.generate(**ASK)
+
+    @torch.no_grad()
+    def test_a_cache_given_to_another_model_can_still_be_used_with_its_own(self) -> None:
+        model, other, (ids, _) = tiny(), tiny(seed=1), prompts(60)
+        with qevict.attach(model, policies.evict_only("50 %")) as session:
+            cache = session.prefill(ids)
+            with pytest.raises(errors.NotAttachedError):
+                other(ids[:, :1], **{CACHE_ARGUMENT: cache})
+            model(ids[:, :1], **{CACHE_ARGUMENT: cache})
+        assert cache.get_seq_length() == 61
+
+    def test_rankings_that_break_the_contract(self) -> None:
+        @attrs.frozen
+        class Whole(KeyNorm):
+            def rank(self, state: Any, windows: Any) -> Any:
+                return {"importance": windows.positions}
+
+        model, (ids, _) = tiny(), prompts(60)
+        policy = attrs.evolve(policies.evict_only("50 %"), scorer=Whole())
+        with qevict.attach(model, policy) as session, pytest.raises(errors.ContractError, match="'key_norm'.*float32"):
+            session.prefill(ids)
+
+    def test_a_refused_input_leaves_the_cache_usable(self) -> None:
+        model, (ids, _) = tiny(), prompts(60)
+        with qevict.attach(model, policies.full()) as session, torch.no_grad():
+            cache = session.cache()
+            with pytest.raises(errors.InputError):
+                model(ids, position_ids=torch.arange(60)[None] * 2, **{CACHE_ARGUMENT: cache})
+            model(ids, **{CACHE_ARGUMENT: cache})
+        assert cache.get_seq_length() == 60
 
 
 class TestRefusals:

@@ -38,7 +38,7 @@ def check_laws(cache: Any) -> None:
     report = cache.report()
     assert report.exact_bytes == reachable_bytes(cache) == sum(report.bytes_by_kind.values())
     wiring = cache.wiring
-    if cache.policy.budget is None:
+    if cache.policy.budget is None or min(report.tokens) < cache.policy.min_tokens:
         return
     allowed = 0
     floor = wiring.row_bytes + wiring.geometry.layers * wiring.lanes_per_row * wiring.reserve_bytes
@@ -85,6 +85,31 @@ def test_a_budget_of_tokens_or_bytes_stays_put() -> None:
         cache = feed(policies.evict_only(budget), (150,), [1] * 30)
         assert cache.report().overshoot_bytes == 0
         assert cache.report().evictions > 0
+
+
+def test_rows_out_of_step() -> None:
+    """Pads inside a later turn put the rows' events apart; the budget holds for both."""
+    policy = policies.evict_only("60 tokens", period_tokens=32, window_tokens=2, recent_tokens=1, sink_tokens=0)
+    ids, mask = prompts(200, 200)
+    with qevict.attach(MODEL, policy) as session, torch.no_grad():
+        cache = session.prefill(ids, mask)
+        for width, pads in ((31, 30), *((1, 0),) * 40):
+            new = torch.ones(2, width, dtype=torch.long)
+            new[0, :pads] = 0
+            mask = torch.cat((mask, new), 1)
+            positions = (mask.cumsum(1) - 1)[:, -width:]
+            MODEL(torch.full((2, width), 7), attention_mask=mask, position_ids=positions, **{CACHE_ARGUMENT: cache})
+            check_laws(cache)
+
+
+def test_a_row_that_outgrows_min_tokens_is_compressed_at_once() -> None:
+    """The budget holds from the first token beyond the threshold."""
+    policy = attrs.evolve(policies.evict_only("60 tokens", period_tokens=32), min_tokens=210)
+    cache = feed(policy, (200,), [], model=MODEL)
+    with qevict.attach(MODEL, policy), torch.no_grad():
+        for tokens in range(201, 230):
+            MODEL(torch.full((1, 1), 7), **{CACHE_ARGUMENT: cache})
+            assert (len(cache.kept_positions(0)[0]) == tokens) == (tokens < 210)
 
 
 def test_growth_slack_is_bounded_without_a_budget() -> None:

@@ -116,10 +116,10 @@ def verdict(found: dict[str, Examination]) -> str:
     """What the table shows, in one line, read off its own numbers."""
     full, evict, own = found[FULL], found[EVICT], found[QEVICT]
     share = 100 * own.finished.exact_bytes / own.finished.full_bytes
-    order = "less than" if own.nats < evict.nats else "not less than"
+    order = "less than" if own.nats < evict.nats else "no less than"
     return (
-        f"In {share:.0f} % of the bytes QEvict loses {own.nats - full.nats:+.2f} nats per answer token against the full "
-        f"cache, {order} evict-only ({evict.nats - full.nats:+.2f}) at the same budget; answers right: "
+        f"In {share:.0f} % of the bytes QEvict loses {own.nats - full.nats:.2f} nats per answer token against the full "
+        f"cache, {order} evict-only ({evict.nats - full.nats:.2f}) at the same budget; answers right: "
         f"full {full.right}, sinks + recent {found[SINKS].right}, evict-only {evict.right}, QEvict {own.right} "
         f"of {len(own.replies)}."
     )

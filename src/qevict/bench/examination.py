@@ -124,7 +124,7 @@ class _Watch(StoppingCriteria):
     def __init__(self, cache: Any, watch: Watcher) -> None:
         self.cache, self.watch = cache, watch
 
-    def __call__(self, input_ids: Tensor, scores: Tensor, **kwargs: Any) -> Tensor:
+    def __call__(self, input_ids: Tensor, scores: Tensor | None, **kwargs: Any) -> Tensor:
         self.watch(self.cache)
         return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
 

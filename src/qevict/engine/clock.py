@@ -16,7 +16,10 @@ class Arrival:
         positions: ``[rows, tokens]`` true position of each new token; -1 for pads.
         before: true tokens of each row before this forward.
         after: likewise, after it.
+        lengths: ``after`` on the device.
         due: rows whose routing event falls at the end of this forward.
+        left: tokens that each row may get until its next event.
+        in_prompt: the prompt had not ended before this forward.
         whole_prompt: the prompt ends with this forward.
         padded: some row has pads, now or earlier.
     """
@@ -25,7 +28,10 @@ class Arrival:
     positions: Tensor
     before: tuple[int, ...]
     after: tuple[int, ...]
+    lengths: Tensor
     due: tuple[bool, ...]
+    left: tuple[int, ...]
+    in_prompt: bool
     whole_prompt: bool
     padded: bool
 
@@ -42,33 +48,46 @@ class Arrival:
 
 @attrs.define(eq=False)
 class Clock:
-    """Counts tokens by row. The host knows every count; the device keeps each row's rotary offset.
+    """Counts tokens by row, on the host and on the device.
 
     Attributes:
         period_tokens: tokens between events.
+        min_tokens: a row that reaches this length has an event at once.
         seen: slots seen, pads included.
         tokens: true tokens of each row.
         since: true tokens of each row since its last event.
         prompt_tokens: slots of the prompt, if announced.
         prompted: the prompt has ended.
+        lengths: ``tokens`` on the device.
         offset: rotary minus true position, by row.
-        drift: some later position did not continue its row; read at the next event.
+        faults: two flags, read at the next event: a position that did not continue its row; a real token masked.
     """
 
     period_tokens: int
+    min_tokens: int = 0
     seen: int = 0
     tokens: tuple[int, ...] = ()
     since: tuple[int, ...] = ()
     prompt_tokens: int | None = None
     prompted: bool = False
+    lengths: Tensor | None = None
     offset: Tensor | None = None
-    drift: Tensor | None = None
+    faults: Tensor | None = None
 
-    def begin(self, valid: Tensor | None, position_ids: Tensor, rows: int) -> Arrival:
-        """Read one forward's tokens; changes nothing but the rotary offset and the drift flag.
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the three tensors."""
+        return sum(tensor.nbytes for tensor in (self.lengths, self.offset, self.faults) if tensor is not None)
+
+    def begin(self, valid: Tensor | None, visible: Tensor | None, position_ids: Tensor, rows: int) -> Arrival:
+        """Read one forward's tokens.
+
+        Forwards of one token, between the prompt's end and the next event, are trusted until that event, so that they
+        need not ask the device; all others ask it once.
 
         Args:
             valid: ``[rows, tokens]``, False for pads; None if there are none.
+            visible: ``[rows]`` keys, old and new, that the mask lets the last query see; None without a mask.
             position_ids: rotary positions as the model received them.
             rows: rows of the batch.
 
@@ -78,21 +97,29 @@ class Clock:
         if self.tokens and rows != len(self.tokens):
             msg = f"the cache holds {len(self.tokens)} rows, the inputs have {rows}; use a new cache for another batch"
             raise InputError(msg)
-        before = self.tokens or (0,) * rows
-        rotary = position_ids.expand(rows, -1)
-        valid = valid if self._checked(rotary) else None
-        positions = _true_positions(before, valid, rotary)
-        new = self._follow(rotary, positions, valid, before)
+        before, rotary = self.tokens or (0,) * rows, position_ids.expand(rows, -1)
+        width, trusted = rotary.shape[1], self.prompted and rotary.shape[1] == 1
+        lengths = rotary.new_zeros(rows) if self.lengths is None else self.lengths
+        valid = None if trusted else valid
+        grown = lengths + (width if valid is None else valid.sum(1))
+        masked = rotary.new_zeros((), dtype=torch.bool) if visible is None else (visible != grown).any()
+        true = _true_positions(lengths, valid, width)
+        offset = self._offset(rotary, true, lengths)
+        astray = ((true >= 0) & (rotary != true + offset[:, None])).any()
+        faults = torch.stack((astray, masked))
+        faults = faults if self.faults is None else faults | self.faults
+        new = (width,) * rows if trusted else _ask(valid, faults, rows, width)
         after = tuple(old + more for old, more in zip(before, new, strict=True))
-        width = rotary.shape[1]
         ends = not self.prompted and self.seen + width >= (self.prompt_tokens or 0)
         if ends and 0 in after:
             msg = f"row {after.index(0)} has no real token: its attention mask is 0 throughout; drop the row"
             raise InputError(msg)
+        self.offset, self.faults = offset, faults
         since = [old + more for old, more in zip(self.since or (0,) * rows, new, strict=True)]
-        due = tuple(ends or (self.prompted and count >= self.period_tokens) for count in since)
+        due = tuple(ends or (self.prompted and self._is_due(*row)) for row in zip(since, before, after, strict=True))
+        left = tuple(self.period_tokens - (0 if now else count) for now, count in zip(due, since, strict=True))
         padded = any(count != self.seen + width for count in after)
-        return Arrival(self.seen, positions, before, after, due, ends, padded)
+        return Arrival(self.seen, true, before, after, grown, due, left, not self.prompted, ends, padded)
 
     def finish(self, arrival: Arrival) -> None:
         """Move on, when the last layer is done."""
@@ -100,42 +127,39 @@ class Clock:
         new = (after - before for before, after in zip(arrival.before, arrival.after, strict=True))
         self.since = tuple(0 if due else old + more for due, old, more in zip(arrival.due, since, new, strict=True))
         self.seen += arrival.tokens
-        self.tokens = arrival.after
+        self.tokens, self.lengths = arrival.after, arrival.lengths
         self.prompted = self.prompted or arrival.whole_prompt
 
-    def _checked(self, rotary: Tensor) -> bool:
-        """One-token forwards of a decode are trusted until the next event, so that they need not ask the device."""
-        return not self.prompted or rotary.shape[1] > 1
+    def _is_due(self, since: int, before: int, after: int) -> bool:
+        return since >= self.period_tokens or before < self.min_tokens <= after
 
-    def _follow(self, rotary: Tensor, true: Tensor, valid: Tensor | None, before: tuple[int, ...]) -> tuple[int, ...]:
-        """Positions must count up by one along the true tokens of a row; returns how many tokens each row got."""
-        if self.offset is None or self.drift is None:
-            self.offset = torch.zeros_like(rotary[:, 0])
-            self.drift = torch.zeros(1, dtype=torch.bool, device=rotary.device)
-        if 0 in before:  # a row's offset shows with its first real token, which left padding may put in a later forward
-            new = torch.tensor([not count for count in before], device=rotary.device)
-            self.offset = torch.where(new, rotary[:, -1] - true[:, -1], self.offset)
-        wrong = (true >= 0) & (rotary != true + self.offset[:, None])
-        self.drift = self.drift | wrong.any()
-        rows, width = rotary.shape
-        if not self._checked(rotary):
-            return (width,) * rows
-        if valid is None:
-            refuse_drift(bool(self.drift))
-            return (width,) * rows
-        hole = (valid[:, :-1] & ~valid[:, 1:]).any()
-        numbers = torch.cat((valid.sum(1), hole[None].long(), self.drift.long()))
-        *counts, broken, astray = numbers.tolist()
-        _refuse_holes(broken=bool(broken))
-        refuse_drift(bool(astray))
-        return tuple(counts)
+    def _offset(self, rotary: Tensor, true: Tensor, lengths: Tensor) -> Tensor:
+        """A row's offset shows with its first real token, which left padding may put in a later forward."""
+        if self.prompted and self.offset is not None:
+            return self.offset
+        first = rotary[:, -1] - true[:, -1]
+        return first if self.offset is None else torch.where(lengths == 0, first, self.offset)
 
 
-def refuse_drift(astray: bool) -> None:  # noqa: FBT001 - the finding itself
-    """Raise if positions went astray.
+def _ask(valid: Tensor | None, faults: Tensor, rows: int, width: int) -> tuple[int, ...]:
+    """How many tokens each row got, and whether anything is wrong with them; one question to the device."""
+    if valid is None:
+        refuse(*faults.tolist())
+        return (width,) * rows
+    hole = (valid[:, :-1] & ~valid[:, 1:]).any()
+    *counts, hollow, astray, masked = torch.cat((valid.sum(1), hole[None].long(), faults.long())).tolist()
+    if hollow:
+        msg = "right padding (or a hole in the attention mask) is not supported; pad on the left"
+        raise InputError(f"{msg}: tokenizer.padding_side = 'left'")
+    refuse(astray, masked)
+    return tuple(counts)
+
+
+def refuse(astray: int, masked: int) -> None:
+    """Raise if an earlier forward was not what it had to be.
 
     Raises:
-        InputError: some position did not continue its row.
+        InputError: a position did not continue its row, or a real token was masked.
     """
     if astray:
         msg = (
@@ -143,19 +167,16 @@ def refuse_drift(astray: bool) -> None:  # noqa: FBT001 - the finding itself
             "custom position ids are not supported; with left padding give position ids at every step, or at none"
         )
         raise InputError(msg)
-
-
-def _refuse_holes(*, broken: bool) -> None:
-    if broken:
+    if masked:
         msg = (
-            "right padding (or a hole in the attention mask) is not supported; "
-            "pad on the left: tokenizer.padding_side = 'left'"
+            "the attention mask hides tokens that were real when they came, or a new one while decoding; "
+            "give the mask of the left pads and ones for all that follows"
         )
         raise InputError(msg)
 
 
-def _true_positions(before: tuple[int, ...], valid: Tensor | None, rotary: Tensor) -> Tensor:
-    first = torch.tensor(before, device=rotary.device)[:, None]
+def _true_positions(lengths: Tensor, valid: Tensor | None, width: int) -> Tensor:
+    first = lengths[:, None]
     if valid is None:
-        return first + torch.arange(rotary.shape[1], device=rotary.device)
+        return first + torch.arange(width, device=lengths.device)
     return torch.where(valid, first + valid.cumsum(1) - 1, -1)

@@ -1,19 +1,20 @@
 """The engine: attend, score, record, plan, apply, for every layer of one cache."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import attrs
 import torch
 from torch import Tensor
 
+from qevict.contracts.backend import View
 from qevict.contracts.values import Costs, Need, Observation, Windows
 from qevict.engine import mover
-from qevict.engine.clock import Arrival, Clock, refuse_drift
+from qevict.engine.clock import Arrival, Clock, refuse
 from qevict.engine.layer import Layer
 from qevict.engine.mover import Move
 from qevict.engine.records import Grid
 from qevict.engine.wiring import Wiring
-from qevict.errors import BudgetExceededError, InterruptedCacheError
+from qevict.errors import BudgetExceededError, ContractError, InterruptedCacheError
 
 Native = Callable[[Tensor, Tensor], Tensor]
 """The model's own attention over ``[rows, kv_heads, tokens, head_dim]`` keys and values, masks and all."""
@@ -30,6 +31,7 @@ class Incoming:
         scaling: factor on the dot products.
         native: the model's own attention.
         valid: ``[rows, tokens]``, False for pads; None if there are none.
+        visible: ``[rows]`` how many keys, old and new, the mask lets the last query see; None without a mask.
         position_ids: rotary positions as the model received them.
     """
 
@@ -39,6 +41,7 @@ class Incoming:
     scaling: float
     native: Native
     valid: Tensor | None
+    visible: Tensor | None
     position_ids: Tensor
 
 
@@ -71,15 +74,14 @@ class Engine:
     @classmethod
     def start(cls, wiring: Wiring) -> "Engine":
         """An engine that has seen nothing."""
-        return cls(wiring, Clock(wiring.policy.period_tokens))
+        return cls(wiring, Clock(wiring.policy.period_tokens, wiring.policy.min_tokens))
 
     @property
     def nbytes(self) -> int:
-        """Bytes of everything allocated: layers, rotary offsets, the drift flag, the rotary table."""
-        clock, rotary = self.clock, self.wiring.rotary
-        shared = [tensor.nbytes for tensor in (clock.offset, clock.drift) if tensor is not None]
+        """Bytes of everything allocated: layers, what the clock keeps by row, the rotary table."""
+        rotary = self.wiring.rotary
         table = 0 if rotary is None else rotary.inverse_frequencies.nbytes
-        return sum(layer.nbytes for layer in self.layers) + sum(shared) + table
+        return sum(layer.nbytes for layer in self.layers) + self.clock.nbytes + table
 
     def kept_positions(self, index: int) -> list[list[int]]:
         """True positions held in a layer, lane by lane; asks the device."""
@@ -116,7 +118,7 @@ class Engine:
                 )
                 raise InterruptedCacheError(msg)
             rows = incoming.query.shape[0]
-            self.arrival = self.clock.begin(incoming.valid, incoming.position_ids, rows)
+            self.arrival = self.clock.begin(incoming.valid, incoming.visible, incoming.position_ids, rows)
         if len(self.layers) == index:
             self.layers.append(Layer.open(self.wiring, incoming.query.shape[0], incoming.keys.device))
         assert self.arrival is not None
@@ -128,18 +130,23 @@ class Engine:
         assert self.clock.offset is not None
         wanted = Need.MASS in policy.scorer.needs
         first, exact = arrival.start == 0, layer.sink_keys.dtype == incoming.keys.dtype
+        view = layer.view(grid, arrival, self.clock.offset)
         if first or (layer.whole and exact and not arrival.padded):
             history = (incoming.keys, incoming.values) if first else layer.history(arrival.after[0])
             output = incoming.native(*history)
-            if not wanted:
-                return output, None
-            since = self._first_scored(arrival)
-            query = layer.query(incoming.query[:, :, since:], arrival.positions[:, since:], incoming.scaling)
-            return output, policy.backend.mass(query, layer.view(grid, arrival, self.clock.offset))
+            return output, self._mass(layer, view, incoming, arrival) if wanted else None
+        partly = wanted and self._first_scored(arrival) > 0
         query = layer.query(incoming.query, arrival.positions, incoming.scaling)
-        seen = policy.backend.attend(query, layer.view(grid, arrival, self.clock.offset), want_mass=wanted)
+        seen = policy.backend.attend(query, view, want_mass=wanted and not partly)
         rows = incoming.query.shape[0]
-        return seen.output.reshape(rows, -1, *seen.output.shape[3:]).transpose(1, 2).contiguous(), seen.mass
+        output = seen.output.reshape(rows, -1, *seen.output.shape[3:]).transpose(1, 2).contiguous()
+        return output, self._mass(layer, view, incoming, arrival) if partly else seen.mass
+
+    def _mass(self, layer: Layer, view: View, incoming: Incoming, arrival: Arrival) -> Tensor:
+        """A second pass over the queries that count."""
+        since = self._first_scored(arrival)
+        query = layer.query(incoming.query[:, :, since:], arrival.positions[:, since:], incoming.scaling)
+        return self.wiring.policy.backend.mass(query, view)
 
     def _first_scored(self, arrival: Arrival) -> int:
         """First query of this forward whose masses count; the scorer may want the prompt's last queries only."""
@@ -157,12 +164,13 @@ class Engine:
     def _route(self, index: int, layer: Layer, grid: Grid, arrival: Arrival) -> None:
         """Plan; apply at once if the plan's counts are known, else when the forward ends."""
         assert self.clock.offset is not None
-        windows = layer.windows(grid, arrival)
-        rankings = self.wiring.policy.scorer.rank(layer.state(grid), windows)
+        policy, windows = self.wiring.policy, layer.windows(grid, arrival)
+        rankings = policy.scorer.rank(layer.state(grid), windows)
+        _check_rankings(policy.scorer.name, rankings, windows)
         budgets = self._lane_budgets(layer, index, arrival)
         costs = Costs(self.wiring.tier_bytes, self._kept(layer, grid, windows))
         capacities = [self._capacity(budget) for budget in budgets]
-        plan = self.wiring.policy.router.plan(rankings, windows, costs, capacities)
+        plan = policy.router.plan(rankings, windows, costs, capacities)
         move = mover.prepare(layer, grid, plan, self.clock.offset)
         if plan.counts is None:
             self.pending.append(Pending(index, move))
@@ -195,8 +203,10 @@ class Engine:
     def _apply(self, index: int, move: Move, tally: mover.Tally, arrival: Arrival) -> None:
         layer = self.layers[index]
         room = [
-            max(opened, layer.windows_until(tokens + self.clock.period_tokens))
-            for opened, tokens in zip(layer.records.opened, layer.lane_counts(arrival.after), strict=True)
+            max(opened, layer.windows_until(tokens + left))
+            for opened, tokens, left in zip(
+                layer.records.opened, layer.lane_counts(arrival.after), layer.lane_counts(arrival.left), strict=True
+            )
         ]
         allowed = self._allowed_bytes(layer, index, arrival)
         spare = None if allowed is None else allowed - self._needed_bytes(layer, tally, room)
@@ -206,9 +216,11 @@ class Engine:
     def _allowed_bytes(self, layer: Layer, index: int, arrival: Arrival) -> int | None:
         """Bytes that this layer may have allocated; None where nothing limits it."""
         budgets = self._lane_budgets(layer, index, arrival)
-        if self.wiring.policy.accounting == "paper" or any(budget is None for budget in budgets):
+        if self.wiring.policy.accounting == "paper" or all(budget is None for budget in budgets):
             return None
-        return sum(max(budget or 0, self.wiring.reserve_bytes) for budget in budgets)
+        least = self.wiring.reserve_bytes
+        whole = [self.wiring.whole_lane_bytes(tokens) for tokens in layer.lane_counts(arrival.after)]
+        return sum(own if budget is None else max(budget, least) for budget, own in zip(budgets, whole, strict=True))
 
     def _needed_bytes(self, layer: Layer, tally: mover.Tally, room: Sequence[int]) -> int:
         new = sum(room) - sum(layer.records.opened)
@@ -220,16 +232,36 @@ class Engine:
 
     def _finish(self, arrival: Arrival) -> None:
         """Carry out what waits, with one question to the device for all layers; then move the clock."""
-        if arrival.event and self.clock.drift is not None:
+        trusted = arrival.tokens == 1 and self.clock.prompted
+        if self.pending or (arrival.event and trusted):
+            assert self.clock.faults is not None
             measured = [mover.measure(self.layers[item.index], item.move) for item in self.pending]
-            astray, *numbers = torch.cat((self.clock.drift.long(), *measured)).tolist()
-            refuse_drift(bool(astray))
+            astray, masked, *numbers = torch.cat((self.clock.faults.long(), *measured)).tolist()
+            refuse(astray, masked)
             for item, counted in zip(self.pending, measured, strict=True):
                 own, numbers = numbers[: len(counted)], numbers[len(counted) :]
                 self._apply(item.index, item.move, mover.read(self.layers[item.index], own), arrival)
             self.pending.clear()
         self.clock.finish(arrival)
         self.arrival = None
+
+
+def _check_rankings(scorer: str, rankings: Mapping[str, Tensor], windows: Windows) -> None:
+    """Hold a scorer to its contract.
+
+    Raises:
+        ContractError: a ranking is missing, not fp32, or not one value per window.
+    """
+    for name, ranking in rankings.items():
+        if ranking.dtype != torch.float32 or ranking.shape != windows.positions.shape:
+            msg = (
+                f"scorer {scorer!r} must rank in float32, one value per window {tuple(windows.positions.shape)}; "
+                f"its ranking {name!r} is {ranking.dtype} {tuple(ranking.shape)}"
+            )
+            raise ContractError(msg)
+    if not rankings:
+        msg = f"scorer {scorer!r} returned no ranking; return at least {{'importance': ...}}"
+        raise ContractError(msg)
 
 
 def _observe(

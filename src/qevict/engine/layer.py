@@ -15,6 +15,7 @@ from qevict.engine import records as table
 from qevict.engine.clock import Arrival
 from qevict.engine.records import Grid, Records
 from qevict.engine.wiring import Wiring
+from qevict.transfer import to_device
 
 _T = TypeVar("_T")
 
@@ -148,14 +149,15 @@ class Layer:
         Returns:
             ``[lanes, tokens]`` the table's line of the window that each token fell into; -1 for sinks and pads.
         """
-        before, after = self.lane_counts(arrival.before), self.lane_counts(arrival.after)
-        self.open_windows([self.windows_until(tokens) for tokens in after])
+        if arrival.tokens > 1 or arrival.in_prompt:  # a routing event leaves room for the single tokens until the next
+            self.open_windows(self.lane_counts([self.windows_until(tokens) for tokens in arrival.after]))
         positions = self.per_lane(arrival.positions)
-        sinks = self.wiring.policy.sink_tokens
-        for_sinks = sum(min(sinks, new) - min(sinks, old) for old, new in zip(before, after, strict=True))
+        sinks, lanes_per_row = self.wiring.policy.sink_tokens, self.wiring.lanes_per_row
+        rows = list(zip(arrival.before, arrival.after, strict=True))
+        for_sinks = sum(min(sinks, new) - min(sinks, old) for old, new in rows) * lanes_per_row
         if for_sinks:
             self._append_sinks(keys, values, positions, for_sinks)
-        for_windows = sum(after) - sum(before) - for_sinks
+        for_windows = sum(new - old for old, new in rows) * lanes_per_row - for_sinks
         return self._append_windows(keys, values, positions, for_windows)
 
     def _append_sinks(self, keys: Tensor, values: Tensor, positions: Tensor, count: int) -> None:
@@ -198,7 +200,6 @@ class Layer:
         """What attention reads, lent without a copy."""
         dense = self.pools[0].lend()
         slots = grid.spread(self.records.slots).long().clamp_(min=0)
-        length = torch.tensor(self.lane_counts(arrival.after), device=slots.device)
         return View(
             sink_keys=self.sink_keys,
             sink_values=self.sink_values,
@@ -208,7 +209,7 @@ class Layer:
             encoded=self._encoded(grid, slots),
             positions=self.window_positions(grid),
             present=grid.present,
-            lengths=length,
+            lengths=self.per_lane(arrival.lengths),
             rotary=self.wiring.rotary,
             rotary_offset=self.per_lane(offset),
         )
@@ -231,7 +232,8 @@ class Layer:
 
     def query(self, vectors: Tensor, positions: Tensor, scaling: float) -> Query:
         """Queries ``[rows, q_heads, tokens, head_dim]`` at ``[rows, tokens]`` true positions, by lane and KV head."""
-        lanes = vectors.reshape(self.lanes, self.wiring.heads, -1, *vectors.shape[2:])
+        group = self.wiring.geometry.q_heads // self.wiring.geometry.kv_heads
+        lanes = vectors.reshape(self.lanes, self.wiring.heads, group, *vectors.shape[2:])
         return Query(lanes, self.per_lane(positions), scaling)
 
     def kept_positions(self, rows: Sequence[int]) -> list[list[int]]:
@@ -253,7 +255,7 @@ class Layer:
             self.aged_until(tokens) if now else 0
             for tokens, now in zip(self.lane_counts(arrival.after), due, strict=True)
         ]
-        limit = torch.tensor(aged, device=grid.present.device)
+        limit = to_device(aged, grid.present.device)
         window, place = grid.spread(self.records.window), grid.spread(self.records.place)
         live = [sum(lane) for lane in zip(*self.records.counts, strict=True)]
         unranked = [opened - until for opened, until in zip(self.records.opened, aged, strict=True)]

@@ -40,6 +40,7 @@ class Tally:
     Attributes:
         counts: live lines by segment and lane, after the move.
         live: slots in use in each pool, after the move.
+        peak: slots in use after the moves down, before promoted windows let go of what they leave.
         carried: ``[from][to]`` windows that need a representation which they do not own.
         promotions: windows that move to a hotter tier.
         demotions: windows that move to a colder tier.
@@ -48,6 +49,7 @@ class Tally:
 
     counts: tuple[tuple[int, ...], ...]
     live: tuple[int, ...]
+    peak: tuple[int, ...]
     carried: tuple[tuple[int, ...], ...]
     promotions: int
     demotions: int
@@ -91,18 +93,22 @@ def measure(layer: Layer, move: Move) -> Tensor:
     moved = torch.stack(
         (((hot_after < hot_before) & move.keep).sum(), ((hot_after > hot_before) & move.keep).sum(), (~move.keep).sum())
     )
-    live = (move.slots_kept | lacking).sum(0)
-    return torch.cat((counts.T.flatten(), live, carried.flatten(), moved))
+    after = move.slots_kept | lacking
+    rising = ((move.source > move.segment) & move.keep)[:, None]
+    peak = torch.where(rising, records.slots >= 0, after).sum(0)
+    return torch.cat((counts.T.flatten(), after.sum(0), peak, carried.flatten(), moved))
 
 
 def read(layer: Layer, numbers: Sequence[int]) -> Tally:
     """A tally from the numbers of :func:`measure`."""
     lanes, segments = layer.lanes, layer.wiring.segments
     per_lane, rest = numbers[: segments * lanes], numbers[segments * lanes :]
-    live, square, moved = rest[:segments], rest[segments : segments + segments**2], rest[segments + segments**2 :]
+    live, peak, rest = rest[:segments], rest[segments : 2 * segments], rest[2 * segments :]
+    square, moved = rest[: segments**2], rest[segments**2 :]
     return Tally(
         counts=tuple(tuple(per_lane[s * lanes : (s + 1) * lanes]) for s in range(segments)),
         live=tuple(live),
+        peak=tuple(peak),
         carried=tuple(tuple(square[s * segments : (s + 1) * segments]) for s in range(segments)),
         promotions=moved[0],
         demotions=moved[1],
@@ -127,6 +133,7 @@ def foresee(layer: Layer, planned: tuple[tuple[int, ...], ...], candidates: Sequ
     return Tally(
         counts=counts,
         live=tuple(map(sum, counts)),
+        peak=tuple(map(sum, counts)),
         carried=((0, *moved), *((0,) * wiring.segments for _ in coded)),
         promotions=0,
         demotions=demotions,
@@ -145,7 +152,8 @@ def apply(layer: Layer, move: Move, tally: Tally, room: Sequence[int], spare_byt
         spare_bytes: bytes that pools may take beyond what is needed, as room to grow; None for no limit.
     """
     segments = range(layer.wiring.segments)
-    needs = (tally.live[0] + sum(room) - sum(layer.records.opened), *tally.live[1:])
+    most = tuple(map(max, tally.live, tally.peak))
+    needs = (most[0] + sum(room) - sum(layer.records.opened), *most[1:])
     for segment in segments:
         spare_bytes = _grow(layer, segment, needs[segment], spare_bytes)
     _drop(layer, move, ~move.keep)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from qevict.contracts.scorer import State
 from qevict.contracts.values import PROTECTED
+from qevict.transfer import to_device
 
 _WINDOW_BITS = 40
 
@@ -43,6 +44,7 @@ class Records:
 
     Attributes:
         counts: lines by segment and lane, on the host.
+        widths: most lines that a lane has in each segment.
         window: index of each window in its row; its first true position is ``sinks + window * window_tokens``.
         place: tier, or ``PROTECTED``.
         moves: how often the window changed tier.
@@ -55,6 +57,7 @@ class Records:
     """
 
     counts: tuple[tuple[int, ...], ...]
+    widths: tuple[int, ...]
     window: Tensor
     place: Tensor
     moves: Tensor
@@ -89,13 +92,12 @@ class Records:
 
     def grid(self) -> Grid:
         """The rectangle over lanes; its operator count depends on nothing but the number of segments."""
-        widths = tuple(max(segment) for segment in self.counts)
         index, present = [], []
-        for segment, width in enumerate(widths):
+        for segment, width in enumerate(self.widths):
             steps = torch.arange(width, device=self.starts.device)
             index.append(self.starts[:, segment : segment + 1] + steps)
             present.append(steps < self.sizes[:, segment : segment + 1])
-        return Grid(torch.cat(index, 1).clamp_(max=max(self.lines - 1, 0)), torch.cat(present, 1), widths)
+        return Grid(torch.cat(index, 1).clamp_(max=max(self.lines - 1, 0)), torch.cat(present, 1), self.widths)
 
     def take(self, lines: Tensor) -> "dict[str, Tensor | State]":
         """Columns of some lines."""
@@ -125,7 +127,7 @@ def opened_until(records: Records, until: Sequence[int], slots: Tensor, state: S
     """The table with new protected windows in every lane, up to ``until``; ``slots`` are theirs in the dense pool."""
     device = records.window.device
     new = [goal - old for goal, old in zip(until, records.opened, strict=True)]
-    counts = torch.tensor(new, device=device)
+    counts = to_device(new, device)
     total = slots.shape[0]
     lane = torch.arange(records.lanes, device=device).repeat_interleave(counts, output_size=total)
     first = records.opened_on_device - (counts.cumsum(0) - counts)
@@ -179,8 +181,9 @@ def _lay_out(
     state: State,
     opened: tuple[int, ...],
 ) -> Records:
-    sizes = torch.tensor(counts, dtype=torch.int64, device=window.device).T.contiguous()
+    sizes = to_device(tuple(zip(*counts, strict=True)), window.device)
     flat = sizes.flatten()
     starts = (flat.cumsum(0) - flat).view_as(sizes)
-    opened_on_device = torch.tensor(opened, dtype=torch.int64, device=window.device)
-    return Records(counts, window, place, moves, slots, state, opened, starts, sizes, opened_on_device)
+    opened_on_device = to_device(opened, window.device)
+    widths = tuple(map(max, counts))
+    return Records(counts, widths, window, place, moves, slots, state, opened, starts, sizes, opened_on_device)

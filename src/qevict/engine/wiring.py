@@ -34,6 +34,14 @@ class Wiring:
     def __deepcopy__(self, _memo: object) -> "Wiring":
         return self
 
+    def check(self) -> None:
+        """Find out now what the sizes do not allow.
+
+        Raises:
+            PolicyError: a quantizer cannot pack windows of this head_dim.
+        """
+        _ = self.layouts
+
     @cached_property
     def lanes_per_row(self) -> int:
         """1, or the number of KV heads."""
@@ -104,9 +112,9 @@ class Wiring:
 
     @cached_property
     def row_bytes(self) -> int:
-        """Bytes per row held once per cache: its rotary offset, the drift flag, and the shared rotary table."""
+        """Bytes per row held once per cache: its length and offset, two flags, and the shared rotary table."""
         table = 0 if self.rotary is None else self.rotary.inverse_frequencies.nbytes
-        return _INT64 + _INT8 + table
+        return 2 * (_INT64 + _INT8) + table
 
     @cached_property
     def tier_bytes(self) -> tuple[int, ...]:
@@ -136,6 +144,11 @@ class Wiring:
         if self.policy.accounting == "paper":
             return (self.policy.sink_tokens + self.policy.protected_tokens) * self.lane_token_bytes
         return self.sink_bytes + self.lane_bytes + self.reserve_windows * (self.block_bytes[0] + self.record_bytes)
+
+    def whole_lane_bytes(self, tokens: int) -> int:
+        """Most bytes of a lane of a row of ``tokens`` tokens that keeps all its windows in full precision."""
+        windows = -(-max(0, tokens - self.policy.sink_tokens) // self.policy.window_tokens) + self.reserve_windows
+        return self.sink_bytes + self.lane_bytes + windows * (self.block_bytes[0] + self.record_bytes)
 
     def lane_budgets(self, tokens: int) -> tuple[int | None, ...]:
         """Bytes that one lane of a row of ``tokens`` tokens may take, by layer; None for no limit."""

@@ -1,4 +1,4 @@
-"""The Hugging Face floor: the only importer of transformers."""
+"""The Hugging Face floor: below the benches, the only importer of transformers."""
 
 from qevict.hf.attach import Session, attach
 from qevict.hf.cache import Cache

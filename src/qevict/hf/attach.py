@@ -47,6 +47,9 @@ class Session:
         Returns:
             The filled cache. Ask with ``generate(question_ids, cache=cache.fork())``.
         """
+        if chunk_tokens is not None and chunk_tokens < 1:
+            msg = f"chunk_tokens is None (all at once) or at least 1, got {chunk_tokens}"
+            raise InputError(msg)
         cache = self.cache()
         tokens = input_ids.shape[1]
         cache.expect(tokens)
@@ -63,23 +66,29 @@ class Session:
             )
         return cache
 
-    def generate(self, input_ids: Tensor, *, cache: Cache | None = None, **kwargs: Any) -> Any:
+    def generate(self, input_ids: Tensor | None = None, *, cache: Cache | None = None, **kwargs: Any) -> Any:
         """``model.generate`` under the policy: greedy decoding and sampling.
 
         Args:
-            input_ids: ``[rows, tokens]``: a prompt, or, with ``cache``, only what is new since the cache was filled.
+            input_ids: ``[rows, tokens]``: a prompt, or, with ``cache``, only what is new since the cache was filled; None
+                with ``inputs_embeds``.
             cache: a cache to go on from, which is changed (fork it to keep it); None for a new one.
             **kwargs: as ``model.generate`` takes them.
 
         Raises:
             UnsupportedOperationError: beams, assisted decoding, or a caller's own cache arguments.
+            InputError: neither input_ids nor inputs_embeds.
         """
+        new = kwargs.get("inputs_embeds") if input_ids is None else input_ids
+        if new is None:
+            msg = "give input_ids or inputs_embeds"
+            raise InputError(msg)
         _refuse_modes(self.model, kwargs)
-        if cache is None:
-            cache = self.cache()
-            cache.expect(input_ids.shape[1])
-        elif kwargs.get("attention_mask") is None or kwargs["attention_mask"].shape[1] == input_ids.shape[1]:
-            kwargs["attention_mask"] = _whole_mask(cache, input_ids, kwargs.get("attention_mask"))
+        cache = self.cache() if cache is None else cache
+        if not cache.engine.clock.seen:
+            cache.expect(new.shape[1])
+        elif kwargs.get("attention_mask") is None or kwargs["attention_mask"].shape[1] == new.shape[1]:
+            kwargs["attention_mask"] = _whole_mask(cache, new, kwargs.get("attention_mask"))
         return self.model.generate(input_ids, use_cache=True, **{CACHE_ARGUMENT: cache}, **kwargs)
 
 
@@ -108,8 +117,8 @@ def attach(model: Any, policy: Policy) -> Iterator[Session]:
         )
         raise UnsupportedModelError(msg)
     attention.register()
-    model.set_attn_implementation(name)
     try:
+        model.set_attn_implementation(name)
         yield Session(model, policy)
     finally:
         model.set_attn_implementation(before)
@@ -131,10 +140,9 @@ def _refuse_modes(model: Any, kwargs: dict[str, Any]) -> None:
     def wish(name: str) -> Any:
         return kwargs.get(name, getattr(config, name, None))
 
-    for name, remedy in (("cache", "give it as cache="), ("past_key_values", "give it as cache=")):
-        if name in kwargs:
-            msg = f"session.generate makes and passes the cache itself; {name}: {remedy}"
-            raise UnsupportedOperationError(msg)
+    if "past_key_values" in kwargs:
+        msg = "session.generate passes the cache itself; give a qevict cache as cache="
+        raise UnsupportedOperationError(msg)
     if (wish("num_beams") or 1) > 1:
         msg = "beam search is not supported by a qevict cache yet; use num_beams=1"
         raise UnsupportedOperationError(msg)
@@ -150,12 +158,12 @@ def _refuse_modes(model: Any, kwargs: dict[str, Any]) -> None:
     kwargs.pop("use_cache", None)
 
 
-def _whole_mask(cache: Cache, input_ids: Tensor, new: Tensor | None) -> Tensor:
+def _whole_mask(cache: Cache, inputs: Tensor, new: Tensor | None) -> Tensor:
     """The mask over everything seen and the new tokens, from what the cache knows of its left pads."""
-    clock, (rows, tokens) = cache.engine.clock, input_ids.shape
+    clock, (rows, tokens) = cache.engine.clock, inputs.shape[:2]
     if clock.tokens and len(clock.tokens) != rows:
         msg = f"the cache holds {len(clock.tokens)} rows, the inputs have {rows}"
         raise InputError(msg)
-    pads = torch.tensor([clock.seen - own for own in clock.tokens], device=input_ids.device)[:, None]
-    past = (torch.arange(clock.seen, device=input_ids.device) >= pads).long()
+    pads = torch.tensor([clock.seen - own for own in clock.tokens], device=inputs.device)[:, None]
+    past = (torch.arange(clock.seen, device=inputs.device) >= pads).long()
     return torch.cat((past, torch.ones(rows, tokens).to(past) if new is None else new.to(past)), dim=1)

@@ -73,21 +73,25 @@ def _through_engine(
     device = query.device.type
     autocast = torch.autocast(device, torch.get_autocast_dtype(device), enabled=torch.is_autocast_enabled(device))
 
+    grad, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+
     def native(keys: Tensor, values: Tensor) -> Tensor:
-        with autocast:
+        with autocast, torch.inference_mode(inference), torch.set_grad_enabled(grad):
             return own(module, query, keys, values, mask, **kwargs)[0]
 
-    scaling = kwargs.get("scaling")
+    scaling, seen = kwargs.get("scaling"), _seen_by_last(mask, query.shape[0])
     incoming = Incoming(
         query=query,
         keys=key,
         values=value,
         scaling=query.shape[-1] ** -0.5 if scaling is None else scaling,
         native=native,
-        valid=_validity(mask, query.shape[0], query.shape[2]),
+        valid=None if seen is None else seen[:, -query.shape[2] :],
+        visible=None if seen is None else seen.sum(1),
         position_ids=position_ids,
     )
-    with torch.autocast(device, enabled=False):  # scores and decoded keys are fp32, whatever the model computes in
+    # Scores and decoded keys are fp32 whatever the model computes in, and a cache outlives any autograd graph.
+    with torch.autocast(device, enabled=False), torch.inference_mode(mode=False), torch.no_grad():
         return layer.engine.step(layer.index, incoming)
 
 
@@ -107,10 +111,10 @@ def _check_mask(mask: Tensor | None) -> None:
         raise InputError(msg)
 
 
-def _validity(mask: Tensor | None, rows: int, tokens: int) -> Tensor | None:
-    """``[rows, tokens]`` which of the new tokens are real: the last query sees every real key."""
+def _seen_by_last(mask: Tensor | None, rows: int) -> Tensor | None:
+    """``[rows, keys]`` which keys, old and new, are real: those that the last query may see."""
     if mask is None:
         return None
-    seen = mask[:, 0, -1, -tokens:]
+    seen = mask[:, 0, -1]
     seen = seen if seen.dtype == torch.bool else seen == 0
     return seen.expand(rows, -1)

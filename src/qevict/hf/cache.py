@@ -1,7 +1,6 @@
 """The cache that a model's forward fills: transformers' surface over the engine."""
 
 import copy
-from collections.abc import Callable
 from typing import Any, NoReturn
 
 import attrs
@@ -13,7 +12,7 @@ from transformers.cache_utils import CacheLayerMixin
 from qevict.engine.engine import Engine
 from qevict.engine.report import Report, make_report
 from qevict.engine.wiring import Wiring
-from qevict.errors import NotAttachedError, UnsupportedOperationError
+from qevict.errors import InputError, NotAttachedError, UnsupportedOperationError
 from qevict.hf import names
 from qevict.hf.support import wire
 from qevict.policy import Policy
@@ -35,10 +34,11 @@ class Turn:
         Raises:
             NotAttachedError: the model does not attend through this library, so nobody would pick them up.
         """
-        if self.pending is not None or self.config._attn_implementation not in names.BASES:
+        waiting, self.pending = self.pending, None
+        if waiting is not None or self.config._attn_implementation not in names.BASES:
             msg = (
-                "this cache needs its policy attached to the model: use `with qevict.attach(model, policy):` around "
-                "every forward and generate that is given the cache"
+                "nobody picks up the keys of this cache: use `with qevict.attach(model, policy):` around every forward "
+                "and generate that is given it, with the model that it was made for"
             )
             raise NotAttachedError(msg)
         self.pending = layer
@@ -61,7 +61,6 @@ class CacheLayer(CacheLayerMixin):
     def __init__(self, index: int, engine: Engine, turn: Turn) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # transformers leaves it untyped
         self.index, self.engine, self.turn = index, engine, turn
-        self.incoming: tuple[Tensor, Tensor] | None = None
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Nothing to do: the engine opens a layer at its first step."""
@@ -163,6 +162,9 @@ class Cache(TransformersCache):
         Raises:
             UnsupportedOperationError: the prompt is over.
         """
+        if prompt_tokens < 1:
+            msg = f"a prompt has at least 1 token, got prompt_tokens={prompt_tokens}"
+            raise InputError(msg)
         if self.engine.clock.seen:
             _refuse("expect", "announce the prompt before the first forward")
         self.engine.clock.prompt_tokens = prompt_tokens
@@ -190,9 +192,6 @@ class Cache(TransformersCache):
 def _refuse(what: str, remedy: str) -> NoReturn:
     msg = f"a qevict cache does not support {what}: {remedy}"
     raise UnsupportedOperationError(msg)
-
-
-Attend = Callable[..., tuple[Tensor, Tensor | None]]
 
 
 def layer_of(keys: torch.Tensor) -> CacheLayer | None:

@@ -1,7 +1,6 @@
 """Every branch on the version of transformers."""
 
 from importlib.metadata import version
-from typing import Any
 
 from packaging.version import Version
 
@@ -10,8 +9,3 @@ OLDEST = Version("5.17")
 
 CACHE_ARGUMENT = "cache" if Version("5.24") <= INSTALLED else "past_key_values"
 """The keyword under which a forward and ``generate`` take a cache."""
-
-
-def cache_of(output: Any) -> Any:
-    """The cache of a model output."""
-    return output.past_key_values if CACHE_ARGUMENT == "past_key_values" else output.cache

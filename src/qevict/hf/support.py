@@ -51,8 +51,13 @@ def wire(model: Any, policy: Policy) -> Wiring:
     encodes = any(tier.codec is not None for tier in policy.tiers)
     # A table is read even if nothing is encoded, so that a model whose keys cannot be turned is refused either way.
     rotary = read_rotary(model)
+    if rotary.rotary_dim != geometry.head_dim:
+        msg = (
+            f"only {rotary.rotary_dim} of {geometry.head_dim} channels turn (partial RoPE), which is not supported yet"
+        )
+        raise UnsupportedModelError(msg)
     wiring = Wiring(policy, geometry, rotary if encodes else None)
-    _ = wiring.layouts
+    wiring.check()
     return wiring
 
 

@@ -23,5 +23,5 @@ def _step(x: Tensor, *, up: bool) -> Tensor:
     bits = x.view(_BITS[x.dtype])
     away = (x > 0) == up
     stepped = torch.where(away, bits + 1, bits - 1).view(x.dtype)
-    tiny = torch.tensor(1, dtype=_BITS[x.dtype], device=x.device).view(x.dtype)
+    tiny = torch.ones((), dtype=_BITS[x.dtype], device=x.device).view(x.dtype)
     return torch.where(x == 0, tiny if up else -tiny, stepped)

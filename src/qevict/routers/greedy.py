@@ -11,7 +11,8 @@ from torch import Tensor
 from qevict.contracts.router import TierRouter
 from qevict.contracts.scorer import IMPORTANCE
 from qevict.contracts.values import Costs, MovePlan, Windows
-from qevict.errors import PolicyError
+from qevict.errors import ContractError, PolicyError
+from qevict.transfer import to_device
 
 _UNLIMITED = 2**31 - 1
 
@@ -51,12 +52,15 @@ class GreedyTiers(TierRouter):
         self, rankings: Mapping[str, Tensor], windows: Windows, costs: Costs, capacities: Sequence[int | None]
     ) -> MovePlan:
         """Fill tier after tier."""
+        if IMPORTANCE not in rankings:
+            msg = f"router {self.name!r} reads the ranking {IMPORTANCE!r}, the scorer offers {sorted(rankings)}"
+            raise ContractError(msg)
         rank = rank_candidates(rankings[IMPORTANCE], windows)
         room = [self.fits(capacity, costs.tier_bytes) for capacity in capacities]
         place = torch.full_like(windows.place, len(self.shares))
         filled = torch.zeros(len(room), 1, dtype=rank.dtype, device=rank.device)
         for tier in range(len(self.shares)):
-            slots = torch.tensor([[lane[tier]] for lane in room], dtype=rank.dtype, device=rank.device)
+            slots = to_device([[lane[tier]] for lane in room], rank.device)
             slots = (slots - _windows_billed(place, costs, tier)).clamp(min=0)
             inside = (rank >= filled) & (rank < filled + slots)
             place = torch.where(inside, tier, place)
