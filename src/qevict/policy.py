@@ -54,7 +54,7 @@ def _part(contract: type, *, optional: bool = False) -> _Validator:
     return check
 
 
-def _parts_of(keys: Quantizer | None, values: Quantizer | None, name: str) -> None:
+def _both_or_neither(keys: Quantizer | None, values: Quantizer | None, name: str) -> None:
     if (keys is None) != (values is None):
         msg = f"tier {name!r} quantizes only one of keys and values; give both or neither"
         raise PolicyError(msg)
@@ -68,6 +68,10 @@ class Tier:
         name: unique in its policy.
         keys: quantizer of the keys; None keeps full precision.
         values: quantizer of the values; None keeps full precision.
+        store: where the tier's bytes live.
+
+    Raises:
+        PolicyError: a part is not of its kind, or only one of keys and values is quantized.
     """
 
     name: str
@@ -79,7 +83,7 @@ class Tier:
         if not isinstance(self.name, str) or not self.name:
             msg = f"a tier needs a name, got {self.name!r}"
             raise PolicyError(msg)
-        _parts_of(self.keys, self.values, self.name)
+        _both_or_neither(self.keys, self.values, self.name)
 
     @property
     def codec(self) -> tuple[Quantizer, Quantizer] | None:
@@ -109,12 +113,13 @@ class Policy:
         window_tokens: tokens that are routed together.
         period_tokens: a routing event follows whenever that many tokens have come.
         sink_tokens: first tokens of a row, always in full precision.
-        recent_tokens: last tokens of a row, always in full precision; at least 1, the token just written.
+        recent_tokens: last tokens of a row, always in full precision; 0 counts as 1: the token just written stays.
         granularity: whether KV heads of a row decide together (``"row"``) or apart (``"kv_head"``).
         dtype: dtype in which full precision is stored (sinks and recent tokens included); None for the model's.
         accounting: ``"exact"`` bills every byte; ``"paper"`` bills codes times 1.05 and nothing else.
         min_tokens: rows shorter than that are left whole.
-        strict: raise when the protected tokens alone exceed the budget; otherwise the report names the overshoot.
+        strict: raise when what no router sees (sinks, recent tokens, room until the next event) alone exceeds the
+            budget; otherwise the report names the overshoot.
 
     Raises:
         PolicyError: the composition cannot work; the message names the part and the remedy.

@@ -14,9 +14,6 @@ Queries = Float[Tensor, "lanes heads group tokens head_dim"]
 TokenVectors = Float[Tensor, "lanes heads tokens head_dim"]
 """Keys or values of one forward."""
 
-Blocks = Float[Tensor, "heads windows window head_dim"]
-"""Whole windows of keys or values."""
-
 BlockPool = Float[Tensor, "heads slots window head_dim"]
 """A pool of dense blocks, addressed by slot."""
 

@@ -256,7 +256,7 @@ class TestModes:
 
         model, (ids, _) = tiny(), prompts(60)
         policy = attrs.evolve(policies.evict_only("50 %"), scorer=Whole())
-        with qevict.attach(model, policy) as session, pytest.raises(errors.ContractError, match="'key_norm'.*float32"):
+        with qevict.attach(model, policy) as session, pytest.raises(errors.ContractError, match=r"'key_norm'.*float32"):
             session.prefill(ids)
 
     def test_a_refused_input_leaves_the_cache_usable(self) -> None:

@@ -30,6 +30,6 @@ class Ledger(ABC):
 
         Args:
             held: whether the window owns codes of each tier (False for tiers without a quantizer).
-            place: the tier that it is put into; ``tiers`` for eviction.
+            place: the tier that it is put into; ``tiers`` for eviction, ``PROTECTED`` (-1) for one that has not aged.
             tiers: number of tiers.
         """

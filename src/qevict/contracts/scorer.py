@@ -13,9 +13,6 @@ from qevict.shapes import Scores
 State = Mapping[str, Tensor]
 """A scorer's memory: named fp32 tensors with leading axes ``[lanes, windows]``; the engine moves and bills them."""
 
-Rankings = Mapping[str, Tensor]
-"""One or more named ``[lanes, windows]`` rankings, higher means keep."""
-
 IMPORTANCE = "importance"
 """Name of the ranking that routers read when a scorer has only one."""
 

@@ -91,7 +91,10 @@ class Observation:
     values: TokenVectors | None = None
 
     def sum_by_window(self, amounts: Tensor) -> Tensor:
-        """Add up ``[lanes, tokens]`` amounts of the new tokens by the window that each fell into, in fp32."""
+        """Add up ``[lanes, tokens]`` amounts of the new tokens by the window that each fell into, in fp32.
+
+        On CUDA the order of the additions, and so the last bit, may vary.
+        """
         sums = torch.zeros(amounts.shape[0], self.windows + 1, dtype=torch.float32, device=amounts.device)
         into = torch.where(self.columns < 0, self.windows, self.columns)
         return sums.scatter_add_(1, into, amounts.float())[:, : self.windows]

@@ -78,10 +78,14 @@ class Engine:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of everything allocated: layers, what the clock keeps by row, the rotary table."""
+        """Bytes of everything allocated."""
+        return sum(layer.nbytes for layer in self.layers) + self.shared_bytes
+
+    @property
+    def shared_bytes(self) -> int:
+        """Bytes that belong to no layer: what the clock keeps by row, and the rotary table."""
         rotary = self.wiring.rotary
-        table = 0 if rotary is None else rotary.inverse_frequencies.nbytes
-        return sum(layer.nbytes for layer in self.layers) + self.clock.nbytes + table
+        return self.clock.nbytes + (0 if rotary is None else rotary.inverse_frequencies.nbytes)
 
     def kept_positions(self, index: int) -> list[list[int]]:
         """True positions held in a layer, lane by lane; asks the device."""

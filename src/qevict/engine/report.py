@@ -1,6 +1,7 @@
 """What a cache holds, as a value."""
 
 import attrs
+import torch
 
 from qevict.engine.engine import Engine
 
@@ -12,11 +13,13 @@ class Report:
     Attributes:
         tokens: true tokens of each row.
         exact_bytes: bytes of everything allocated.
-        paper_bytes: bytes in the paper's accounting: codes times 1.05, full precision, no bookkeeping.
+        paper_bytes: bytes in the paper's accounting: codes times 1.05, full precision, no bookkeeping, and no codes of
+            windows that were promoted.
         full_bytes: what a full cache in the stored dtype would hold.
         budget_bytes: what the rows may hold together; None for no limit.
-        overshoot_bytes: how far the protected tokens alone exceed the budget.
-        bytes_by_kind: exact bytes: sinks, each pool, records.
+        overshoot_bytes: how far the cache exceeds the budget: its protected tokens alone are too many, the prompt is
+            still coming, rows are below ``min_tokens``, or the paper's accounting is billed.
+        bytes_by_kind: exact bytes: each pool, sinks, records, and what the clock and the rotary table take.
         windows: live windows by tier, and those not ranked yet, over all lanes and layers.
         promotions: windows that moved to a hotter tier, over all lanes and layers.
         demotions: windows that moved to a colder tier.
@@ -68,17 +71,14 @@ def _bytes_by_kind(engine: Engine) -> dict[str, int]:
     kinds = {name: sum(layer.pools[index].nbytes for layer in engine.layers) for index, name in enumerate(names)}
     kinds["sinks"] = sum(layer.sink_keys.nbytes + layer.sink_values.nbytes for layer in engine.layers)
     kinds["records"] = sum(layer.records.nbytes for layer in engine.layers)
-    kinds["clock and rotary table"] = engine.nbytes - sum(kinds.values())
+    kinds["clock and rotary table"] = engine.shared_bytes
     return kinds
 
 
 def _windows(engine: Engine) -> dict[str, int]:
     names = ["protected", *(tier.name for tier in engine.wiring.policy.tiers)]
-    counts = dict.fromkeys(names, 0)
-    for layer in engine.layers:
-        for name, place in zip(names, range(-1, len(names) - 1), strict=True):
-            counts[name] += int((layer.records.place == place).sum())
-    return counts
+    places = torch.cat([layer.records.place.long() for layer in engine.layers] or [torch.empty(0, dtype=torch.long)])
+    return dict(zip(names, (places + 1).bincount(minlength=len(names)).tolist(), strict=True))
 
 
 def _paper_bytes(engine: Engine) -> int:

@@ -133,7 +133,11 @@ class Wiring:
 
     @cached_property
     def reserve_windows(self) -> int:
-        """Most windows that a lane holds unranked: the recent region, and room until the next event."""
+        """Most windows that a lane holds unranked: the recent region, and room until the next event.
+
+        After an event up to ``window - 1`` tokens behind the recent ones have not aged, and ``period`` more come until
+        the next event has run.
+        """
         policy = self.policy
         tokens = policy.protected_tokens + policy.window_tokens - 1 + policy.period_tokens
         return -(-tokens // policy.window_tokens)

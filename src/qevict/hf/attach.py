@@ -70,8 +70,8 @@ class Session:
         """``model.generate`` under the policy: greedy decoding and sampling.
 
         Args:
-            input_ids: ``[rows, tokens]``: a prompt, or, with ``cache``, only what is new since the cache was filled; None
-                with ``inputs_embeds``.
+            input_ids: ``[rows, tokens]``: a prompt, or, with ``cache``, only what is new since the cache was filled;
+                None with ``inputs_embeds``.
             cache: a cache to go on from, which is changed (fork it to keep it); None for a new one.
             **kwargs: as ``model.generate`` takes them.
 
