@@ -192,3 +192,18 @@ def test_the_table_shows_parts_and_failures(run: Run) -> None:
     assert done.returncode == 0, done.stderr
     assert "failed plugin qevict-brackets 1.0 (entry point 'brackets') failed: ValueError: [/red] [bold" in done.stdout
     assert [word for word in done.stdout.split() if word == "talks"]
+
+
+def test_generate_with_built_ins_does_not_notice_plugins(run: Run) -> None:
+    code = """
+import torch, qevict
+from transformers import LlamaConfig, LlamaForCausalLM
+sizes = dict(vocab_size=97, hidden_size=64, intermediate_size=96, num_hidden_layers=1)
+model = LlamaForCausalLM(LlamaConfig(num_attention_heads=4, num_key_value_heads=2, **sizes)).eval()
+with qevict.attach(model, qevict.policies.qevict("40 %")) as session:
+    print(session.generate(torch.randint(3, 97, (1, 90)), max_new_tokens=9, min_new_tokens=9).shape[1])
+"""
+    done = run("-c", code)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["99"]
+    assert "chatter" not in done.stderr

@@ -141,6 +141,9 @@ def _show(
             console.print(" ".join(reply.text.split())[:110], markup=False, highlight=False)
     console.print()
     console.print(table(found, paces))
+    for name, result in found.items():
+        kinds = (f"{count / 2**20:.2f} MiB {kind}" for kind, count in result.finished.bytes_by_kind.items() if count)
+        console.print(f"bytes of {name}: {', '.join(kinds)}")
     console.print(_legend(dtype), style="dim")
     console.print(f"\n[bold]{verdict(found)}[/bold]")
 
@@ -149,8 +152,8 @@ def _legend(dtype: torch.dtype) -> str:
     computed, stored = (str(each).removeprefix("torch.") for each in (dtype, STORED))
     return (
         f"right: replies of {REPLY_TOKENS} tokens that hold the answer. nats: mean negative log-likelihood of the "
-        "right answers' tokens, each in the conversation so far. exact: bytes of all storages of the cache, all layers; "
-        "paper: codes x 1.05 and no bookkeeping; both in percent of a full cache in the stored dtype. windows and "
+        "right answers' tokens, each in the conversation so far. exact: bytes of all storages of the cache, in all "
+        "layers; paper: codes x 1.05 and no bookkeeping; both in percent of a full cache in the stored dtype. windows and "
         "moves: summed over layers. decode: time of whole 8-token cycles against transformers' DynamicCache, median "
         f"of {SPEED_ROUNDS} rounds in turn. Computed in {computed}, full precision stored in {stored}, "
         f"{torch.get_num_threads()} CPU threads."
