@@ -153,10 +153,10 @@ def _legend(dtype: torch.dtype) -> str:
     return (
         f"right: replies of {REPLY_TOKENS} tokens that hold the answer. nats: mean negative log-likelihood of the "
         "right answers' tokens, each in the conversation so far. exact: bytes of all storages of the cache, in all "
-        "layers; paper: codes x 1.05 and no bookkeeping; both in percent of a full cache in the stored dtype. windows and "
-        "moves: summed over layers. decode: time of whole 8-token cycles against transformers' DynamicCache, median "
-        f"of {SPEED_ROUNDS} rounds in turn. Computed in {computed}, full precision stored in {stored}, "
-        f"{torch.get_num_threads()} CPU threads."
+        "layers; paper: codes x 1.05 and no bookkeeping; both in percent of a full cache in the stored dtype. "
+        "windows and moves: summed over layers. decode: time of whole 8-token cycles against transformers' "
+        f"DynamicCache, median of {SPEED_ROUNDS} rounds in turn. Computed in {computed}, full precision stored in "
+        f"{stored}, {torch.get_num_threads()} CPU threads."
     )
 
 
