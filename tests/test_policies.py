@@ -1,10 +1,9 @@
 """Presets: each is the composition that its paper describes, and every option reaches its part."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-import jaxtyping
 import pytest
 import torch
 
@@ -20,15 +19,6 @@ from qevict.scorers.recency import Recency
 
 Preset = Callable[..., Policy]
 BUDGETED: tuple[Preset, ...] = (sinks_recent, evict_only, qevict)
-
-
-@pytest.fixture
-def unchecked() -> Iterator[None]:
-    """Bad input comes from callers whose types nobody checks."""
-    before = jaxtyping.config.jaxtyping_disable
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", before)
 
 
 def test_qevict_is_the_papers_composition() -> None:

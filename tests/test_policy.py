@@ -2,11 +2,9 @@
 
 import copy
 import re
-from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import attrs
-import jaxtyping
 import pytest
 import torch
 
@@ -28,15 +26,6 @@ from qevict.stores.memory import DeviceMemory
 
 FULL = Tier("full", store=DeviceMemory())
 INT2 = Tier("int2", keys=PerChannel(2), values=PerToken(2), store=DeviceMemory())
-
-
-@pytest.fixture
-def unchecked() -> Iterator[None]:
-    """Bad input comes from callers whose types nobody checks."""
-    before = jaxtyping.config.jaxtyping_disable
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", before)
 
 
 @attrs.frozen

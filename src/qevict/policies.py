@@ -1,9 +1,12 @@
 """Presets: the compositions of the field, one call each."""
 
+from typing import Any
+
 import torch
 
 from qevict.backends.reference import ReferenceAttention
 from qevict.contracts.budget import Accounting, Budget
+from qevict.contracts.scorer import Scorer
 from qevict.errors import PolicyError
 from qevict.ledgers.migration_stable import MigrationStable
 from qevict.policy import Policy, Tier
@@ -14,22 +17,21 @@ from qevict.scorers.recency import Recency
 from qevict.stores.memory import DeviceMemory
 
 
-def _full_tier() -> Tier:
-    return Tier("full", store=DeviceMemory())
+def _compose(scorer: Scorer, *recoverable: Tier, shares: tuple[float, ...] = (1.0,), **options: Any) -> Policy:
+    """Full precision on top, whatever else below, and the parts that all presets share."""
+    return Policy(
+        scorer=scorer,
+        router=GreedyTiers(shares),
+        tiers=(Tier("full", store=DeviceMemory()), *recoverable),
+        ledger=MigrationStable(),
+        backend=ReferenceAttention(),
+        **options,
+    )
 
 
 def full(*, dtype: torch.dtype | None = None) -> Policy:
     """Keep everything in full precision: the full cache, held by this library's own storage."""
-    return Policy(
-        scorer=Recency(),
-        router=GreedyTiers(),
-        tiers=(_full_tier(),),
-        ledger=MigrationStable(),
-        backend=ReferenceAttention(),
-        sink_tokens=0,
-        recent_tokens=1,
-        dtype=dtype,
-    )
+    return _compose(Recency(), sink_tokens=0, recent_tokens=1, dtype=dtype)
 
 
 def sinks_recent(
@@ -39,17 +41,7 @@ def sinks_recent(
 
     StreamingLLM's rule (arXiv 2309.17453). Windows of 8 tokens leave together, at each routing event.
     """
-    return Policy(
-        scorer=Recency(),
-        router=GreedyTiers(),
-        tiers=(_full_tier(),),
-        ledger=MigrationStable(),
-        backend=ReferenceAttention(),
-        budget=budget,
-        sink_tokens=sink_tokens,
-        recent_tokens=recent_tokens,
-        dtype=dtype,
-    )
+    return _compose(Recency(), budget=budget, sink_tokens=sink_tokens, recent_tokens=recent_tokens, dtype=dtype)
 
 
 def evict_only(
@@ -63,12 +55,8 @@ def evict_only(
     dtype: torch.dtype | None = None,
 ) -> Policy:
     """QEvict without its recoverable tier: full precision or gone (R2 of the paper's diagnosis)."""
-    return Policy(
-        scorer=CumulativeAttention(prompt_queries=prompt_queries),
-        router=GreedyTiers(),
-        tiers=(_full_tier(),),
-        ledger=MigrationStable(),
-        backend=ReferenceAttention(),
+    return _compose(
+        CumulativeAttention(prompt_queries),
         budget=budget,
         window_tokens=window_tokens,
         period_tokens=period_tokens,
@@ -113,12 +101,10 @@ def qevict(
         msg = f"quantized_share is the part of the bytes for the recoverable tier, in [0, 1]; got {quantized_share!r}"
         raise PolicyError(msg)
     recoverable = Tier(f"int{bits}", keys=PerChannel(bits), values=PerToken(bits), store=DeviceMemory())
-    return Policy(
-        scorer=CumulativeAttention(prompt_queries=prompt_queries),
-        router=GreedyTiers(shares=(round(1 - quantized_share, 9), quantized_share)),
-        tiers=(_full_tier(), recoverable),
-        ledger=MigrationStable(),
-        backend=ReferenceAttention(),
+    return _compose(
+        CumulativeAttention(prompt_queries),
+        recoverable,
+        shares=(round(1 - quantized_share, 9), quantized_share),
         budget=budget,
         window_tokens=window_tokens,
         period_tokens=period_tokens,

@@ -1,25 +1,14 @@
 """Budgets: what is read, what is refused and what the refusal says."""
 
 import math
-from collections.abc import Iterator
 
 import attrs
-import jaxtyping
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from qevict.contracts.budget import Budget, Bytes, Fraction, Tokens, parse_budget, to_budget
 from qevict.errors import BudgetError, PolicyError, QevictError
-
-
-@pytest.fixture
-def unchecked() -> Iterator[None]:
-    """Bad input comes from callers whose types nobody checks."""
-    before = jaxtyping.config.jaxtyping_disable
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", before)
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,8 @@
 """Min-max grids: the laws of the quantizer contract, degenerate groups (case C25), and exact bytes."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-import jaxtyping
 import pytest
 import torch
 from hypothesis import given, settings
@@ -96,15 +95,6 @@ def test_error_is_at_most_half_a_stored_step_for_any_numbers_in_range(
     kind: Kind, bits: int, parameters: torch.dtype, values: list[float]
 ) -> None:
     check_half_a_step(kind, kind(bits, parameters), torch.tensor(values).view(1, 1, 4, 8))
-
-
-@pytest.fixture
-def unchecked() -> Iterator[None]:
-    """Bad input comes from callers whose types nobody checks."""
-    before = jaxtyping.config.jaxtyping_disable
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", before)
 
 
 @kinds

@@ -1,10 +1,8 @@
 """The accumulated attention score: pure, fp32, averaged over query heads, never forgotten."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import attrs
-import jaxtyping
 import pytest
 import torch
 from hypothesis import given, settings
@@ -142,15 +140,6 @@ def test_it_asks_for_masses_of_all_prompt_queries_unless_told() -> None:
     assert hash(CumulativeAttention(32)) == hash(CumulativeAttention(32))
     with pytest.raises(attrs.exceptions.FrozenInstanceError):
         CumulativeAttention().prompt_queries = 3  # type: ignore[misc]
-
-
-@pytest.fixture
-def unchecked() -> Iterator[None]:
-    """Bad input comes from callers whose types nobody checks."""
-    before = jaxtyping.config.jaxtyping_disable
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", before)
 
 
 @pytest.mark.usefixtures("unchecked")

@@ -12,6 +12,9 @@ from qevict.errors import PolicyError
 from qevict.quantizers.packing import CODES_PER_GROUP, pack, packed_bytes, unpack_floats
 from qevict.quantizers.rounding import round_down, round_up
 
+_TOKENS, _CHANNELS = -1, -2
+"""Axes of ``[head_dim, window]``, the order in which codes are packed: a group runs along one of them."""
+
 _PARAMETER_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
@@ -64,13 +67,11 @@ class PerChannel(Quantizer):
 
     def encode(self, x: Tensor) -> Codes:
         """Group along the tokens of each channel."""
-        return _encode(x.float().transpose(-1, -2), self.bits, self.parameters, groups_first=True)
+        return _encode(x, self.bits, self.parameters, _TOKENS)
 
     def decode(self, codes: Codes, head_dim: int) -> Tensor:
         """Rebuild windows in fp32."""
-        grid = _unpacked(codes, self.bits, head_dim)
-        scale, zero = codes["scale"].float()[..., None], codes["zero"].float()[..., None]
-        return torch.addcmul(zero, grid, scale).transpose(-1, -2)
+        return _decode(codes, self.bits, head_dim, _TOKENS)
 
 
 @attrs.frozen
@@ -101,13 +102,11 @@ class PerToken(Quantizer):
 
     def encode(self, x: Tensor) -> Codes:
         """Group along the channels of each token."""
-        return _encode(x.float().transpose(-1, -2), self.bits, self.parameters, groups_first=False)
+        return _encode(x, self.bits, self.parameters, _CHANNELS)
 
     def decode(self, codes: Codes, head_dim: int) -> Tensor:
         """Rebuild windows in fp32."""
-        grid = _unpacked(codes, self.bits, head_dim)
-        scale, zero = codes["scale"].float()[..., None, :], codes["zero"].float()[..., None, :]
-        return torch.addcmul(zero, grid, scale).transpose(-1, -2)
+        return _decode(codes, self.bits, head_dim, _CHANNELS)
 
 
 def _promised_snr_db(bits: int) -> float:
@@ -130,9 +129,9 @@ def _layout(bits: int, parameters: torch.dtype, window_tokens: int, head_dim: in
     }
 
 
-def _encode(x: Tensor, bits: int, parameters: torch.dtype, *, groups_first: bool) -> Codes:
-    """Encode ``[heads, windows, head_dim, window]`` with groups along the last axis, or along the one before."""
-    along = -1 if groups_first else -2
+def _encode(x: Tensor, bits: int, parameters: torch.dtype, along: int) -> Codes:
+    """Encode ``[heads, windows, window, head_dim]`` with groups along one axis of ``[head_dim, window]``."""
+    x = x.float().transpose(-1, -2)
     low, high = x.amin(along, keepdim=True), x.amax(along, keepdim=True)
     zero = round_down(low, parameters)
     scale = round_up((high - zero.float()) / (2**bits - 1), parameters)
@@ -141,6 +140,7 @@ def _encode(x: Tensor, bits: int, parameters: torch.dtype, *, groups_first: bool
     return {"codes": pack(codes.flatten(-2), bits), "scale": scale.squeeze(along), "zero": zero.squeeze(along)}
 
 
-def _unpacked(codes: Codes, bits: int, head_dim: int) -> Tensor:
+def _decode(codes: Codes, bits: int, head_dim: int, along: int) -> Tensor:
     grid: Tensor = unpack_floats(codes["codes"], bits).unflatten(-1, (head_dim, -1))
-    return grid
+    scale, zero = codes["scale"].float().unsqueeze(along), codes["zero"].float().unsqueeze(along)
+    return torch.addcmul(zero, grid, scale).transpose(-1, -2)
