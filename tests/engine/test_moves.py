@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 import attrs
 import torch
-from tests.oracle import prompts, tiny
+from tests.oracle import held, prompts, tiny
 from torch import Tensor
 
 import qevict
@@ -122,6 +122,28 @@ def check_promoted_keys(layer: Any, model: Any, line: int, codes: dict[str, Tens
     assert torch.equal(dense["values"][:, slot], for_values.decode(theirs, 16)[:, 0])
 
 
+@pytest.mark.parametrize("lengths", [(300,), (120, 300)], ids=["solo", "padded"])
+def test_codes_stand_for_the_models_own_keys_and_values(lengths: tuple[int, ...]) -> None:
+    """Decoded and turned forward again, they are the model's within a step of the grid: encoded before rotation."""
+    model, (ids, mask) = tiny(), prompts(*lengths)
+    with qevict.attach(model, policies.qevict("60 %", bits=8)) as session:
+        cache = session.prefill(ids, mask)
+    assert cache.report().windows["int8"] > 20
+    full: Any = DynamicCache(config=model.config)
+    positions = (mask.cumsum(1) - 1).clamp(min=0)
+    with torch.no_grad():
+        model(ids, attention_mask=mask, position_ids=positions, **{CACHE_ARGUMENT: full})
+    for index, layer in enumerate(cache.engine.layers):
+        found = held(cache, model, index)
+        scales = layer.pools[1].lend()
+        for name, ours, theirs in (
+            ("keys", found.keys, full.layers[index].keys),
+            ("values", found.values, full.layers[index].values),
+        ):
+            step = float(scales[f"{name}.scale"].max())
+            assert 0 < float((ours - theirs)[found.keep].abs().max()) <= step
+
+
 def test_three_tiers_and_eviction() -> None:
     """Full, INT8 and INT2: every live window owns exactly the slots that its place and the ledger call for."""
     tiers = (
@@ -198,8 +220,6 @@ def test_strict_raises_when_the_protected_tokens_exceed_the_budget() -> None:
     loose = policies.evict_only("10 %")
     with qevict.attach(model, loose) as session:
         assert session.prefill(ids).report().overshoot_bytes > 0
-    import pytest
-
     with (
         qevict.attach(model, attrs.evolve(loose, strict=True)) as session,
         pytest.raises(qevict.errors.BudgetExceededError, match="raise the budget"),

@@ -322,6 +322,10 @@ class TestC15ScoresInFp32:
         ranks = scorer.rank(state, windows)[IMPORTANCE]
         assert ranks.dtype == torch.float32
         assert ranks[0, 0] > ranks[0, 1]  # short keys are kept
+        for order in ([0, 1], [1, 0]):
+            own = attrs.evolve(windows, positions=torch.tensor([[order[0] * 8, order[1] * 8]]))
+            plan = GreedyTiers().plan({IMPORTANCE: ranks}, own, Costs((10,)), [10])
+            assert plan.place.tolist() == [[0, 1]]
 
     def test_a_bf16_run_keeps_what_its_keys_in_fp32_would_keep(self) -> None:
         model, (ids, _) = tiny().to(torch.bfloat16), prompts(300)
