@@ -4,9 +4,11 @@ import importlib
 from typing import Any, ClassVar
 
 import attrs
+import pytest
 import torch
 from tests.oracle import held, prompts, tiny
 from torch import Tensor
+from transformers import DynamicCache
 
 import qevict
 from qevict import policies
