@@ -69,6 +69,6 @@ def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     first, second = x.chunk(2, dim=-1)
     turned = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     low, high = turned.chunk(2, dim=-1)
-    low.copy_(first * cos).sub_(second * sin)
-    high.copy_(second * cos).add_(first * sin)
+    torch.mul(first, cos, out=low).sub_(second * sin)
+    torch.mul(second, cos, out=high).add_(first * sin)
     return turned

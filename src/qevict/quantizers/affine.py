@@ -143,4 +143,6 @@ def _encode(x: Tensor, bits: int, parameters: torch.dtype, along: int) -> Codes:
 def _decode(codes: Codes, bits: int, head_dim: int, along: int) -> Tensor:
     grid: Tensor = unpack_floats(codes["codes"], bits).unflatten(-1, (head_dim, -1))
     scale, zero = codes["scale"].float().unsqueeze(along), codes["zero"].float().unsqueeze(along)
-    return torch.addcmul(zero, grid, scale).transpose(-1, -2)
+    x = grid.new_empty(*grid.shape[:-2], grid.shape[-1], head_dim)
+    torch.addcmul(zero, grid, scale, out=x.transpose(-1, -2))
+    return x
