@@ -11,7 +11,6 @@ from qevict.bench.demo import EVICT, FULL, QEVICT, SINKS, contestants, run_polic
 from qevict.bench.examination import Examination
 from qevict.bench.models import load
 from qevict.bench.prompts import load_questions
-from qevict.bench.speed import compare
 
 pytestmark = pytest.mark.real
 
@@ -75,4 +74,3 @@ def test_the_table_and_its_verdict(smollm2: tuple[Any, Any], found: dict[str, Ex
         assert name in shown
         assert f"{result.nats:.2f}" in shown
     assert f"QEvict {found[QEVICT].right} of 2" in verdict(found)
-    assert compare.__doc__

@@ -43,11 +43,9 @@ def check_laws(cache: Any) -> None:
     allowed = 0
     floor = wiring.row_bytes + wiring.geometry.layers * wiring.lanes_per_row * wiring.reserve_bytes
     for tokens in report.tokens:
-        full = tokens * wiring.geometry.token_bytes * wiring.geometry.layers
         allowed += max(
             cache.policy.budget.row_bytes(tokens, wiring.geometry.token_bytes * wiring.geometry.layers), floor
         )
-        del full
     assert report.exact_bytes <= allowed
     assert report.overshoot_bytes == max(0, report.exact_bytes - report.budget_bytes)
 
