@@ -36,6 +36,8 @@ __all__ = [*sorted(_HOMES), "policies"]  # noqa: PLE0604 - the keys are the name
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
+    if name == "__version__":
+        return import_module("qevict.version").own_version()
     if name == "policies":
         return import_module("qevict.policies")
     msg = f"module 'qevict' has no attribute {name!r}"

@@ -105,7 +105,7 @@ def examine(
 
 
 def _ask(session: Any, tokenizer: Any, cache: Any, ids: Tensor, question: Question, watch: Watcher) -> Reply:
-    nats = _answer_nats(session.model, cache.fork(), ids, *reply_ids(tokenizer, question))
+    nats = answer_nats(session.model, cache.fork(), ids, *reply_ids(tokenizer, question))
     out = session.generate(
         ids,
         cache=cache,
@@ -130,7 +130,7 @@ class _Watch(StoppingCriteria):
 
 
 @torch.no_grad()
-def _answer_nats(model: Any, cache: Any, question: Tensor, lead: list[int], answer: list[int]) -> float:
+def answer_nats(model: Any, cache: Any, question: Tensor, lead: list[int], answer: list[int]) -> float:
     """Mean nats of the answer, teacher-forced behind question and lead-in."""
     target = torch.tensor(answer)
     ids = torch.cat((question, torch.tensor([[*lead, *answer]], dtype=torch.long)), dim=1)

@@ -193,21 +193,19 @@ class Engine:
         return layer.lane_counts([self.wiring.lane_budgets(tokens)[index] for tokens in arrival.after])
 
     def _capacity(self, budget: int | None) -> int | None:
-        if budget is None:
-            return None
         reserve = self.wiring.reserve_bytes
-        if self.wiring.policy.strict and budget < reserve:
+        if self.wiring.policy.strict and budget is not None and budget < reserve:
             msg = (
                 f"the protected tokens of a lane take {reserve} bytes, its budget is {budget}; raise the budget, "
                 f"protect fewer sinks or recent tokens, or use strict=False"
             )
             raise BudgetExceededError(msg)
-        return max(0, budget - reserve)
+        return self.wiring.capacity(budget)
 
     def _apply(self, index: int, move: Move, tally: mover.Tally, arrival: Arrival) -> None:
         layer = self.layers[index]
         room = [
-            max(opened, layer.windows_until(tokens + left))
+            max(opened, self.wiring.windows_until(tokens + left))
             for opened, tokens, left in zip(
                 layer.records.opened, layer.lane_counts(arrival.after), layer.lane_counts(arrival.left), strict=True
             )

@@ -103,16 +103,6 @@ class Layer:
         """Host values over rows, repeated for each of their lanes."""
         return [count for count in rows for _ in range(self.wiring.lanes_per_row)]
 
-    def windows_until(self, tokens: int) -> int:
-        """Windows that the first ``tokens`` tokens of a row reach into."""
-        policy = self.wiring.policy
-        return max(0, -(-(tokens - policy.sink_tokens) // policy.window_tokens))
-
-    def aged_until(self, tokens: int) -> int:
-        """Windows of a row of ``tokens`` tokens that lie wholly before its recent region."""
-        policy = self.wiring.policy
-        return max(0, (tokens - policy.sink_tokens - policy.protected_tokens) // policy.window_tokens)
-
     def free_slots(self, segment: int, count: int) -> Tensor:
         """``count`` slots of a pool that no line owns."""
         capacity = self.pools[segment].capacity
@@ -150,7 +140,7 @@ class Layer:
             ``[lanes, tokens]`` the table's line of the window that each token fell into; -1 for sinks and pads.
         """
         if arrival.tokens > 1 or arrival.in_prompt:  # a routing event leaves room for the single tokens until the next
-            self.open_windows(self.lane_counts([self.windows_until(tokens) for tokens in arrival.after]))
+            self.open_windows(self.lane_counts([self.wiring.windows_until(tokens) for tokens in arrival.after]))
         positions = self.per_lane(arrival.positions)
         sinks, lanes_per_row = self.wiring.policy.sink_tokens, self.wiring.lanes_per_row
         rows = list(zip(arrival.before, arrival.after, strict=True))
@@ -252,7 +242,7 @@ class Layer:
         """What a router may place at this event."""
         due = self.lane_counts(arrival.due)
         aged = [
-            self.aged_until(tokens) if now else 0
+            self.wiring.aged_until(tokens) if now else 0
             for tokens, now in zip(self.lane_counts(arrival.after), due, strict=True)
         ]
         limit = to_device(aged, grid.present.device)

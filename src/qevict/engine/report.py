@@ -1,14 +1,27 @@
-"""What a cache holds, as a value."""
+"""What a cache holds, as a value, as JSON and as a table."""
+
+import io
+import json
+from typing import Any
 
 import attrs
 import torch
+from rich.console import Console
+from rich.table import Table
 
+from qevict.contracts.quantizer import Quantizer
 from qevict.engine.engine import Engine
+from qevict.engine.layer import Layer
+from qevict.engine.tables import report_table
+from qevict.engine.wiring import Wiring
+
+PROTECTED_TIER = "protected"
+"""Name, in a report, of the sinks and of the windows that are not ranked yet."""
 
 
 @attrs.frozen
 class Report:
-    """What a cache holds now.
+    """What a cache holds now. ``print(report)`` shows a table, :meth:`to_json` gives JSON.
 
     Attributes:
         tokens: true tokens of each row.
@@ -19,12 +32,18 @@ class Report:
         budget_bytes: what the rows may hold together; None for no limit.
         overshoot_bytes: how far the cache exceeds the budget: its protected tokens alone are too many, the prompt is
             still coming, rows are below ``min_tokens``, or the paper's accounting is billed.
-        bytes_by_kind: exact bytes: each pool, sinks, records, and what the clock and the rotary table take.
+        bytes_by_kind: exact bytes, which add up to ``exact_bytes``: windows in full precision, codes, scales and zero
+            points (whatever a code takes beyond its bits), ledger copies (codes of windows that live in a hotter tier),
+            free slots, sinks, scorer state, tables (identity, place, slots, extents), clock and rotary table.
+        bytes_by_tier: bytes of the windows that live in each tier; the sinks and the windows not ranked yet are
+            ``"protected"``.
         windows: live windows by tier, and those not ranked yet, over all lanes and layers.
         promotions: windows that moved to a hotter tier, over all lanes and layers.
         demotions: windows that moved to a colder tier.
         evictions: windows that went for good.
+        dtype: in which full precision is stored.
         backend: name of the attention backend.
+        backend_reason: why it is that one.
     """
 
     tokens: tuple[int, ...]
@@ -34,11 +53,30 @@ class Report:
     budget_bytes: int | None
     overshoot_bytes: int
     bytes_by_kind: dict[str, int]
+    bytes_by_tier: dict[str, int]
     windows: dict[str, int]
     promotions: int
     demotions: int
     evictions: int
+    dtype: str
     backend: str
+    backend_reason: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data, under the names of the attributes."""
+        return attrs.asdict(self)
+
+    def to_json(self, indent: int | None = 2) -> str:
+        """The same as JSON."""
+        return json.dumps(self.as_dict(), indent=indent)
+
+    def __rich__(self) -> Table:
+        return report_table(self)
+
+    def __str__(self) -> str:
+        text = io.StringIO()
+        Console(file=text, width=100, color_system=None).print(self)
+        return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
 
 
 def make_report(engine: Engine) -> Report:
@@ -49,7 +87,7 @@ def make_report(engine: Engine) -> Report:
     budget = None
     if policy.budget is not None:
         budget = sum(policy.budget.row_bytes(own, token_bytes) for own in tokens)
-    exact, totals = engine.nbytes, [layer.totals for layer in engine.layers]
+    exact, totals, windows = engine.nbytes, [layer.totals for layer in engine.layers], _windows(engine)
     return Report(
         tokens=tokens,
         exact_bytes=exact,
@@ -58,27 +96,61 @@ def make_report(engine: Engine) -> Report:
         budget_bytes=budget,
         overshoot_bytes=0 if budget is None else max(0, exact - budget),
         bytes_by_kind=_bytes_by_kind(engine),
-        windows=_windows(engine),
+        bytes_by_tier=bytes_by_tier(engine.wiring, windows, sum(map(_sink_bytes, engine.layers))),
+        windows=windows,
         promotions=sum(total.promotions for total in totals),
         demotions=sum(total.demotions for total in totals),
         evictions=sum(total.evictions for total in totals),
+        dtype=str(geometry.dtype).removeprefix("torch."),
         backend=policy.backend.name,
+        backend_reason="the policy names it",
     )
 
 
 def _bytes_by_kind(engine: Engine) -> dict[str, int]:
-    names = ["full precision", *(f"{tier.name} codes" for tier in engine.wiring.policy.tiers if tier.codec)]
-    kinds = {name: sum(layer.pools[index].nbytes for layer in engine.layers) for index, name in enumerate(names)}
-    kinds["sinks"] = sum(layer.sink_keys.nbytes + layer.sink_values.nbytes for layer in engine.layers)
-    kinds["records"] = sum(layer.records.nbytes for layer in engine.layers)
-    kinds["clock and rotary table"] = engine.shared_bytes
-    return kinds
+    wiring, layers = engine.wiring, engine.layers
+    kinds = dict.fromkeys(
+        ("full precision", "codes", "scales and zero points", "ledger copies", "free slots", "sinks", "scorer state",
+         "tables"), 0
+    )  # fmt: skip
+    for layer in layers:
+        living = [sum(lanes) for lanes in layer.records.counts]
+        kinds["full precision"] += living[0] * wiring.block_bytes[0]
+        for segment, codec in enumerate(wiring.codecs, start=1):
+            codes = living[segment] * _code_bytes(layer, codec)
+            kinds["codes"] += codes
+            kinds["scales and zero points"] += living[segment] * wiring.block_bytes[segment] - codes
+            kinds["ledger copies"] += (layer.live[segment] - living[segment]) * wiring.block_bytes[segment]
+        used = sum(count * block for count, block in zip(layer.live, wiring.block_bytes, strict=True))
+        kinds["free slots"] += sum(pool.nbytes for pool in layer.pools) - used
+        kinds["sinks"] += _sink_bytes(layer)
+        state = sum(column.nbytes for column in layer.records.state.values())
+        kinds["scorer state"] += state
+        kinds["tables"] += layer.records.nbytes - state
+    return kinds | {"clock and rotary table": engine.shared_bytes}
+
+
+def _code_bytes(layer: Layer, codec: tuple[Quantizer, Quantizer]) -> int:
+    """Bytes of the codes alone, keys and values, of one window of one lane."""
+    numbers = layer.wiring.heads * layer.wiring.policy.window_tokens * layer.wiring.geometry.head_dim
+    return sum(-(-numbers * quantizer.bits // 8) for quantizer in codec)
+
+
+def _sink_bytes(layer: Layer) -> int:
+    return layer.sink_keys.nbytes + layer.sink_values.nbytes
 
 
 def _windows(engine: Engine) -> dict[str, int]:
-    names = ["protected", *(tier.name for tier in engine.wiring.policy.tiers)]
+    names = [PROTECTED_TIER, *(tier.name for tier in engine.wiring.policy.tiers)]
     places = torch.cat([layer.records.place.long() for layer in engine.layers] or [torch.empty(0, dtype=torch.long)])
     return dict(zip(names, (places + 1).bincount(minlength=len(names)).tolist(), strict=True))
+
+
+def bytes_by_tier(wiring: Wiring, windows: dict[str, int], sink_bytes: int) -> dict[str, int]:
+    """Bytes of so many windows by tier; the sinks count as protected."""
+    blocks = (wiring.block_bytes[0], *wiring.block_bytes[wiring.first_segment :])
+    tiers = {name: count * block for (name, count), block in zip(windows.items(), blocks, strict=True)}
+    return tiers | {PROTECTED_TIER: tiers[PROTECTED_TIER] + sink_bytes}
 
 
 def _paper_bytes(engine: Engine) -> int:

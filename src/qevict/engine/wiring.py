@@ -149,6 +149,19 @@ class Wiring:
             return (self.policy.sink_tokens + self.policy.protected_tokens) * self.lane_token_bytes
         return self.sink_bytes + self.lane_bytes + self.reserve_windows * (self.block_bytes[0] + self.record_bytes)
 
+    def windows_until(self, tokens: int) -> int:
+        """Windows that the first ``tokens`` tokens of a row reach into."""
+        return max(0, -(-(tokens - self.policy.sink_tokens) // self.policy.window_tokens))
+
+    def aged_until(self, tokens: int) -> int:
+        """Windows of a row of ``tokens`` tokens that lie wholly before its recent region."""
+        policy = self.policy
+        return max(0, (tokens - policy.sink_tokens - policy.protected_tokens) // policy.window_tokens)
+
+    def capacity(self, budget: int | None) -> int | None:
+        """Bytes of a lane's budget that its router may fill; None for no limit."""
+        return None if budget is None else max(0, budget - self.reserve_bytes)
+
     def whole_lane_bytes(self, tokens: int) -> int:
         """Most bytes of a lane of a row of ``tokens`` tokens that keeps all its windows in full precision."""
         windows = -(-max(0, tokens - self.policy.sink_tokens) // self.policy.window_tokens) + self.reserve_windows

@@ -13,6 +13,7 @@ from qevict.hf import attention
 from qevict.hf.cache import Cache
 from qevict.hf.compat import CACHE_ARGUMENT
 from qevict.hf.names import name_for
+from qevict.hf.recording import Recording, record
 from qevict.hf.support import wire
 from qevict.policy import Policy
 
@@ -65,6 +66,15 @@ class Session:
                 **{CACHE_ARGUMENT: cache},
             )
         return cache
+
+    def record(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Recording:
+        """Read a context once, to play it into caches of many policies: ``recording.play_into(cache)``.
+
+        Args:
+            input_ids: ``[rows, tokens]``.
+            attention_mask: ``[rows, tokens]``, 0 for left pads.
+        """
+        return record(self.model, input_ids, attention_mask)
 
     def generate(self, input_ids: Tensor | None = None, *, cache: Cache | None = None, **kwargs: Any) -> Any:
         """``model.generate`` under the policy: greedy decoding and sampling.

@@ -1,7 +1,7 @@
 """The cache that a model's forward fills: transformers' surface over the engine."""
 
 import copy
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol, runtime_checkable
 
 import attrs
 import torch
@@ -9,7 +9,8 @@ from torch import Tensor
 from transformers.cache_utils import Cache as TransformersCache
 from transformers.cache_utils import CacheLayerMixin
 
-from qevict.engine.engine import Engine
+from qevict.engine.clock import Clock
+from qevict.engine.engine import Engine, Incoming
 from qevict.engine.report import Report, make_report
 from qevict.engine.wiring import Wiring
 from qevict.errors import InputError, NotAttachedError, UnsupportedOperationError
@@ -51,6 +52,18 @@ class Turn:
         return Turn(self.config)
 
 
+@runtime_checkable
+class Steps(Protocol):
+    """What a layer hands its tokens to: an engine, or what stands in for one."""
+
+    @property
+    def clock(self) -> Clock:
+        """How far each row is."""
+
+    def step(self, index: int, incoming: Incoming) -> Tensor:
+        """One layer's part of a forward."""
+
+
 class CacheLayer(CacheLayerMixin):
     """One owned layer. Stores nothing itself: its keys and values live in the engine's pools."""
 
@@ -58,7 +71,7 @@ class CacheLayer(CacheLayerMixin):
     is_compileable = False
     is_croppable = False
 
-    def __init__(self, index: int, engine: Engine, turn: Turn) -> None:
+    def __init__(self, index: int, engine: Steps, turn: Turn) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # transformers leaves it untyped
         self.index, self.engine, self.turn = index, engine, turn
 

@@ -20,6 +20,7 @@ from qevict.registry.inventory import Inventory, settle
 from qevict.registry.kinds import CONTRACTS, Kind, Part
 from qevict.registry.loading import Haul, Source, load, source_of
 from qevict.registry.switches import Switches
+from qevict.version import own_version
 
 GROUP: Final = "qevict"
 """The entry-point group of plugins."""
@@ -85,7 +86,7 @@ class Registry:
         with self._lock:
             if self._builtins is None:
                 haul = Haul(self._switches)
-                load(lambda: builtins, Source("qevict", _own_version()), haul)
+                load(lambda: builtins, Source("qevict", own_version()), haul)
                 self._builtins = settle(haul)
             return self._builtins
 
@@ -125,10 +126,3 @@ class Registry:
 def default_registry() -> Registry:
     """The registry of this process: the built-in parts and all installed plugins."""
     return Registry()
-
-
-def _own_version() -> str:
-    try:
-        return importlib.metadata.version("qevict")
-    except importlib.metadata.PackageNotFoundError:  # a source tree that nobody installed
-        return "(not installed)"

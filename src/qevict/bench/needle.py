@@ -1,0 +1,152 @@
+"""Needle in a haystack: one prefill per prompt, compressed by every policy before the question is seen."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import attrs
+import torch
+
+import qevict
+from qevict import policies
+from qevict.bench.examination import answer_nats
+from qevict.bench.needles import Needle, document
+from qevict.bench.prompts import reply_ids, split_prompt
+from qevict.contracts.backend import Attended, AttentionBackend, Query, View
+from qevict.contracts.values import Need
+from qevict.policy import Policy
+from qevict.shapes import Mass
+
+STORED = torch.bfloat16
+FULL = "full"
+
+
+@attrs.frozen
+class Score:
+    """What one policy made of one prompt.
+
+    Attributes:
+        nats: mean negative log-likelihood of the answer's tokens, teacher-forced behind question and lead-in.
+        exact: bytes of the compressed context relative to a full cache in the stored dtype.
+        paper: the same in the paper's accounting.
+    """
+
+    nats: float
+    exact: float
+    paper: float
+
+
+Scores = Mapping[str, Sequence[Score]]
+"""Scores by policy, in the order of the prompts."""
+
+
+@attrs.frozen
+class Contestant:
+    """A policy, and the one that it is compared with.
+
+    Attributes:
+        policy: the policy.
+        against: name of another contestant; None for the one that all are measured by.
+    """
+
+    policy: Policy
+    against: str | None
+
+
+def contestants(budgets: Sequence[str] = ("20 %", "10 %")) -> dict[str, Contestant]:
+    """The policies of the first figures, by name; full precision is stored in 16 bits in all of them."""
+    field = {FULL: Contestant(policies.full(dtype=STORED), None)}
+    for budget in budgets:
+        evict, ours = f"evict-only, {budget}", f"QEvict, {budget}"
+        field |= {
+            f"sinks + recent, {budget}": Contestant(policies.sinks_recent(budget, dtype=STORED), evict),
+            evict: Contestant(policies.evict_only(budget, dtype=STORED), FULL),
+            ours: Contestant(policies.qevict(budget, dtype=STORED), evict),
+            f"QEvict, paper accounting, {budget}": Contestant(
+                policies.qevict(budget, accounting="paper", dtype=STORED), ours
+            ),
+            f"evict-only, windows of 1, {budget}": Contestant(
+                policies.evict_only(budget, window_tokens=1, dtype=STORED), evict
+            ),
+            f"evict-only, windows of 32, {budget}": Contestant(
+                policies.evict_only(budget, window_tokens=32, dtype=STORED), evict
+            ),
+            f"QEvict, windows of 32, {budget}": Contestant(
+                policies.qevict(budget, window_tokens=32, dtype=STORED), ours
+            ),
+        }
+    return field
+
+
+def guest(policy: Policy, field: Mapping[str, Contestant]) -> Contestant:
+    """A policy from outside, compared with QEvict at the same budget, or with the full cache if there is none."""
+    same = (name for name, other in field.items() if other.policy.budget == policy.budget and name.startswith("QEvict"))
+    return Contestant(policy, next(same, FULL))
+
+
+def measure(
+    model: Any,
+    tokenizer: Any,
+    plans: Mapping[str, Policy],
+    needles: Sequence[Needle],
+    tick: Callable[[], None] = lambda: None,
+) -> dict[str, list[Score]]:
+    """Score every policy on every prompt.
+
+    The context is read once by the model; its recording is played into a cache of each policy, which compresses it as
+    if it had been read for it alone. Then question, lead-in and answer follow in one forward.
+
+    Args:
+        model: a chat model.
+        tokenizer: its tokenizer.
+        plans: policies by name.
+        needles: the prompts.
+        tick: called after every policy of every prompt.
+    """
+    found: dict[str, list[Score]] = {name: [] for name in plans}
+    with qevict.attach(model, policies.full()) as session:
+        for needle in needles:
+            text = document(needle)
+            context, question = (torch.tensor([ids]) for ids in split_prompt(tokenizer, text, needle.question.question))
+            recording, reply = session.record(context), reply_ids(tokenizer, needle.question)
+            masses: _Masses = {}
+            for name, policy in plans.items():
+                cache = qevict.Cache(model, _sharing(policy, masses))
+                recording.play_into(cache)
+                report = cache.report()
+                nats = answer_nats(model, cache, question, *reply)
+                full = report.full_bytes
+                found[name].append(Score(nats, report.exact_bytes / full, report.paper_bytes / full))
+                tick()
+    return found
+
+
+_Masses = dict[tuple[object, ...], list[Mass]]
+
+
+def _sharing(policy: Policy, masses: _Masses) -> Policy:
+    """The policy, with the prompt's masses taken from an earlier one that asked for the same."""
+    asked = (policy.backend, policy.scorer.prompt_queries, policy.sink_tokens, policy.window_tokens, policy.granularity)
+    return attrs.evolve(policy, backend=_SharedMasses(policy.backend, masses.setdefault(asked, [])))
+
+
+@attrs.define(eq=False)
+class _SharedMasses(AttentionBackend):
+    """Another backend; what it computes of a recorded prompt, layer by layer, it computes for the first cache only.
+
+    Masses of a prompt depend on how it is cut into windows, not on what a policy makes of them.
+    """
+
+    name: ClassVar[str] = "shared_masses"
+    provides: ClassVar[frozenset[Need]] = frozenset(Need)
+    backend: AttentionBackend
+    masses: list[Mass]
+    layer: int = 0
+
+    def attend(self, query: Query, view: View, *, want_mass: bool) -> Attended:
+        return self.backend.attend(query, view, want_mass=want_mass)
+
+    def mass(self, query: Query, view: View) -> Mass:
+        if self.layer == len(self.masses):
+            self.masses.append(self.backend.mass(query, view))
+        self.layer += 1
+        return self.masses[self.layer - 1]

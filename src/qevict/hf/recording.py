@@ -1,0 +1,94 @@
+"""A prompt that the model reads once, to be taken by the caches of many policies."""
+
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache as TransformersCache
+
+from qevict.engine.clock import Clock
+from qevict.engine.engine import Incoming
+from qevict.errors import InputError, UnsupportedOperationError
+from qevict.hf.cache import Cache, CacheLayer, Turn
+from qevict.hf.compat import CACHE_ARGUMENT
+
+
+@attrs.frozen(eq=False)
+class Recording:
+    """What the attention of each layer was given when a prompt was read.
+
+    A policy compresses when the prompt has ended, so nothing that a layer computes for the prompt depends on the
+    policy: one recording serves them all. It holds queries, keys and values of every token in every layer.
+
+    Attributes:
+        incoming: by layer.
+    """
+
+    incoming: tuple[Incoming, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the recorded tensors."""
+        return sum(layer.query.nbytes + layer.keys.nbytes + layer.values.nbytes for layer in self.incoming)
+
+    @torch.no_grad()
+    def play_into(self, cache: Cache) -> None:
+        """Let an empty cache take the prompt as if the model had read it; scores, routing and bytes are the same.
+
+        Raises:
+            UnsupportedOperationError: the cache has seen tokens, or belongs to a model of another shape.
+        """
+        engine, first = cache.engine, self.incoming[0]
+        geometry = engine.wiring.geometry
+        shape = (geometry.layers, geometry.kv_heads, geometry.head_dim)
+        recorded = (len(self.incoming), first.keys.shape[1], first.keys.shape[3])
+        if engine.clock.seen or engine.arrival is not None or shape != recorded:
+            msg = (
+                f"a recording plays into an empty cache of a model of its own shape; recorded (layers, KV heads, "
+                f"head_dim) {recorded}, the cache has {shape} and has seen {engine.clock.seen} tokens"
+            )
+            raise UnsupportedOperationError(msg)
+        cache.expect(first.query.shape[2])
+        for index, incoming in enumerate(self.incoming):
+            engine.step(index, incoming)
+
+
+@attrs.frozen(eq=False)
+class _Recorder:
+    """Stands where a cache's engine stands: lets the model attend on its own, and takes down what it was given."""
+
+    clock: Clock = attrs.field(factory=lambda: Clock(period_tokens=1))
+    incoming: list[Incoming] = attrs.field(factory=list)
+
+    def step(self, index: int, incoming: Incoming) -> Tensor:
+        self.incoming.append(attrs.evolve(incoming, native=_unread))
+        return incoming.native(incoming.keys, incoming.values)
+
+
+def _unread(keys: Tensor, _values: Tensor) -> Tensor:
+    """The output of attention during a replay: nobody reads it."""
+    return keys.new_empty(0)
+
+
+@torch.no_grad()
+def record(model: Any, input_ids: Tensor, attention_mask: Tensor | None = None) -> Recording:
+    """Read a prompt; the model must have a policy attached, whichever.
+
+    Raises:
+        InputError: the prompt is empty.
+    """
+    if input_ids.shape[1] == 0:
+        msg = "a prompt has at least 1 token, got none"
+        raise InputError(msg)
+    recorder, turn = _Recorder(), Turn(model.config)
+    layers = [CacheLayer(index, recorder, turn) for index in range(model.config.num_hidden_layers)]
+    positions = None if attention_mask is None else (attention_mask.cumsum(1) - 1).clamp(min=0)
+    model.base_model(
+        input_ids,
+        attention_mask=attention_mask,
+        position_ids=positions,
+        use_cache=True,
+        **{CACHE_ARGUMENT: TransformersCache(layers=layers)},
+    )
+    return Recording(tuple(recorder.incoming))

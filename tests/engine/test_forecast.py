@@ -1,0 +1,45 @@
+"""What is forecast is what a cache holds."""
+
+from typing import Any
+
+import attrs
+import pytest
+from tests.oracle import prompts, tiny
+
+import qevict
+from qevict import policies
+from qevict.engine.forecast import forecast
+
+MODEL = tiny("llama", num_hidden_layers=2)
+
+POLICIES = {
+    "qevict": policies.qevict("40 %"),
+    "by head": attrs.evolve(policies.qevict("60 %", recent_tokens=16), granularity="kv_head"),
+    "paper": policies.qevict("40 %", accounting="paper"),
+    "evict-only": policies.evict_only("30 %", window_tokens=4),
+    "full": policies.full(),
+    "one encoded tier": attrs.evolve(
+        policies.qevict("50 %", quantized_share=1.0),
+        tiers=policies.qevict("50 %").tiers[1:],
+        router=policies.evict_only("50 %").router,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("tokens", [3, 150, 400])
+def test_windows_and_bytes_by_tier(name: str, tokens: int) -> None:
+    ids, _ = prompts(tokens)
+    with qevict.attach(MODEL, POLICIES[name]) as session:
+        cache: Any = session.prefill(ids)
+    seen, report = forecast(cache.wiring, tokens), cache.report()
+    room = report.windows["protected"] - seen.windows["protected"]
+    assert 0 <= room <= 2 * cache.wiring.lanes_per_row * 2, "room for tokens to come is opened with the event"
+    assert {**seen.windows, "protected": 0} == {**report.windows, "protected": 0}
+    assert seen.full_bytes == report.full_bytes
+    assert seen.budget_bytes == report.budget_bytes
+    live = sum(report.windows.values()) - report.windows["protected"]
+    aged = cache.wiring.aged_until(tokens) * 2 * cache.wiring.lanes_per_row
+    assert live + seen.evicted_windows == aged
+
+

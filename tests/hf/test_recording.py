@@ -1,0 +1,79 @@
+"""A recorded prompt leaves every cache as if the model had read the prompt for it."""
+
+import pytest
+import torch
+from tests.oracle import prompts, tiny
+
+import qevict
+from qevict import policies
+from qevict.errors import InputError, NotAttachedError, UnsupportedOperationError
+from qevict.hf.compat import CACHE_ARGUMENT
+
+MODEL = tiny("llama", num_hidden_layers=2)
+POLICIES = {
+    "full": policies.full(),
+    "sinks + recent": policies.sinks_recent("40 %"),
+    "evict-only, last queries": policies.evict_only("40 %", prompt_queries=16),
+    "qevict": policies.qevict("40 %"),
+}
+
+
+@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("lengths", [(150,), (150, 90)])
+def test_playing_equals_reading(name: str, lengths: tuple[int, ...]) -> None:
+    """Bytes, moves, kept positions and the next logits, bit for bit; also with left padding."""
+    ids, mask = prompts(*lengths)
+    new = torch.full((len(lengths), 5), 7)
+    with qevict.attach(MODEL, POLICIES[name]) as session, torch.no_grad():
+        recording = session.record(ids, mask)
+        played, read = session.cache(), session.prefill(ids, mask)
+        recording.play_into(played)
+        assert played.report() == read.report()
+        for layer in range(2):
+            assert played.kept_positions(layer) == read.kept_positions(layer)
+        longer = torch.cat((mask, torch.ones_like(new)), 1)
+        positions = longer.cumsum(1)[:, -5:] - 1
+        one, other = (
+            MODEL(new, attention_mask=longer, position_ids=positions, **{CACHE_ARGUMENT: cache}).logits
+            for cache in (played, read)
+        )
+    assert torch.equal(one, other)
+
+
+def test_a_recording_serves_many_policies_and_holds_what_it_says() -> None:
+    ids, _ = prompts(100)
+    with qevict.attach(MODEL, policies.full()) as session:
+        recording = session.record(ids)
+        first, second = (qevict.Cache(MODEL, POLICIES[name]) for name in ("qevict", "sinks + recent"))
+        recording.play_into(first)
+        recording.play_into(second)
+        assert first.report() == session_report(ids, "qevict")
+        assert second.report() == session_report(ids, "sinks + recent")
+    heads = MODEL.config.num_attention_heads + 2 * MODEL.config.num_key_value_heads
+    head_dim = MODEL.config.hidden_size // MODEL.config.num_attention_heads
+    assert recording.nbytes == 2 * 100 * heads * head_dim * 4
+
+
+def session_report(ids: torch.Tensor, name: str) -> object:
+    with qevict.attach(MODEL, POLICIES[name]) as session:
+        return session.prefill(ids).report()
+
+
+def test_only_an_empty_cache_of_that_shape_takes_it() -> None:
+    ids, _ = prompts(40)
+    other = tiny("llama", num_hidden_layers=3)
+    with qevict.attach(MODEL, policies.full()) as session, qevict.attach(other, policies.full()) as foreign:
+        recording = session.record(ids)
+        with pytest.raises(UnsupportedOperationError, match="empty cache"):
+            recording.play_into(session.prefill(ids))
+        with pytest.raises(UnsupportedOperationError, match=r"recorded .* \(2, "):
+            recording.play_into(foreign.cache())
+
+
+def test_what_cannot_be_recorded_is_refused() -> None:
+    ids, _ = prompts(40)
+    with qevict.attach(MODEL, policies.full()) as session:
+        with pytest.raises(InputError, match="at least 1 token"):
+            session.record(ids[:, :0])
+    with pytest.raises(NotAttachedError):
+        session.record(ids)
