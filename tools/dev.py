@@ -86,7 +86,7 @@ FLOORS = Check("lint-imports", (str(SCRIPTS / f"lint-imports{SUFFIX}"),))
 DOCS = Check("mkdocs", module("mkdocs", "build", "--strict", "--quiet"))
 TESTS = Check("pytest", module("pytest", "-m", "not real"))
 REAL = Check("pytest, real model", module("pytest", "-m", "real"))
-DEMO = Check("demo", module("qevict.bench.demo"))
+DEMO = Check("demo", module("qevict.cli", "demo"))
 
 
 def give_up(problem: str, remedy: str, details: Sequence[str] = ()) -> NoReturn:

@@ -66,7 +66,7 @@ def test_qevict_loses_less_than_eviction_at_equal_bytes(found: dict[str, Examina
 
 def test_the_table_and_its_verdict(smollm2: tuple[Any, Any], found: dict[str, Examination]) -> None:
     """Both print what was measured."""
-    paces = speeds(*smollm2, contestants("20 %"), load_questions()[:2], lambda: None)
+    paces = speeds(*smollm2, contestants("20 %"), load_questions()[:2])
     console = Console(file=io.StringIO(), width=100)
     console.print(table(found, paces))
     shown = console.file.getvalue()  # type: ignore[attr-defined]  # a StringIO, given above

@@ -1,25 +1,22 @@
 """The demo: a document is compressed before any question is seen; then two questions are asked.
 
-Run it with ``make demo``, or ``python -m qevict.bench.demo``.
+Run it with ``make demo``, or ``qevict demo``.
 """
 
-import argparse
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
+import attrs
 import torch
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from transformers import DynamicCache
-from transformers.utils import logging
 
 import qevict
 from qevict import policies
 from qevict.bench.examination import REPLY_TOKENS, Examination, Watcher, context_ids, examine, unwatched
-from qevict.bench.models import SMOLLM2, load
+from qevict.bench.models import load
 from qevict.bench.prompts import Question, load_document, load_questions
 from qevict.bench.speed import Pace, compare
 from qevict.engine.report import Report
@@ -30,6 +27,9 @@ FULL, SINKS, EVICT, QEVICT = "full cache", "sinks + recent", "evict-only", "QEvi
 STOCK = "DynamicCache"
 STORED = torch.bfloat16
 SPEED_ROUNDS = 3
+
+Tick = Callable[[str | None], None]
+"""Called with what is done next; with None when it is done."""
 
 
 def contestants(budget: str) -> dict[str, Policy]:
@@ -42,28 +42,38 @@ def contestants(budget: str) -> dict[str, Policy]:
     }
 
 
-def main() -> None:
-    """Run the demo from the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default=SMOLLM2, help="a hub id or path of a chat model (default: %(default)s)")
-    parser.add_argument("--budget", default="20 %", help="bytes of each compressed cache (default: %(default)s)")
-    wish = parser.parse_args()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    console = Console()
-    plans = contestants(wish.budget)
-    questions = load_questions()[:2]
-    with _progress(console) as (progress, task):
-        progress.update(task, description="loading the model", total=2 * len(plans) + 2)
-        model, tokenizer = load(wish.model, progress=lambda text: progress.update(task, description=text))
-        found = {}
-        for name, policy in plans.items():
-            progress.update(task, description=f"asking under {name}", advance=1)
-            found[name] = run_policy(model, tokenizer, policy, questions)
-        progress.update(task, description="comparing decode speed", advance=1)
-        paces = speeds(model, tokenizer, plans, questions, lambda: progress.update(task, advance=0.25))
-        progress.update(task, completed=2 * len(plans) + 2, description="done")
-    _show(console, found, paces, questions, model.dtype)
+@attrs.frozen
+class Outcome:
+    """What the demo found.
+
+    Attributes:
+        found: by policy.
+        paces: decode time by policy, relative to transformers' DynamicCache.
+        questions: what was asked.
+        dtype: in which the model computes.
+    """
+
+    found: dict[str, Examination]
+    paces: dict[str, Pace]
+    questions: tuple[Question, ...]
+    dtype: torch.dtype
+
+
+def run(model_name: str, budget: str, tick: Tick) -> Outcome:
+    """Load the model, ask under every policy, compare speeds; ``tick`` hears of every step."""
+    plans, questions = contestants(budget), load_questions()[:2]
+    tick("loading the model")
+    model, tokenizer = load(model_name, progress=tick)
+    tick(None)
+    found = {}
+    for name, policy in plans.items():
+        tick(f"asking under {name}")
+        found[name] = run_policy(model, tokenizer, policy, questions)
+        tick(None)
+    tick("comparing decode speed")
+    paces = speeds(model, tokenizer, plans, questions)
+    tick(None)
+    return Outcome(found, paces, questions, model.dtype)
 
 
 def run_policy(
@@ -74,7 +84,7 @@ def run_policy(
 
 
 def speeds(
-    model: Any, tokenizer: Any, plans: dict[str, Policy], questions: tuple[Question, ...], tick: Any
+    model: Any, tokenizer: Any, plans: dict[str, Policy], questions: tuple[Question, ...]
 ) -> dict[str, Pace]:
     """Decode time relative to transformers' DynamicCache, over whole 8-token cycles that take turns."""
     context = context_ids(tokenizer, load_document().text, questions)
@@ -88,7 +98,7 @@ def speeds(
             with torch.no_grad():
                 model.base_model(context, use_cache=True, **{CACHE_ARGUMENT: cache})
             caches[name] = cache
-        return compare(model, caches, rounds=SPEED_ROUNDS, cycle_tokens=8, tick=tick)
+        return compare(model, caches, rounds=SPEED_ROUNDS, cycle_tokens=8)
 
 
 def table(found: dict[str, Examination], paces: dict[str, Pace]) -> Table:
@@ -129,9 +139,9 @@ def _share(count: int, report: Report) -> str:
     return f"{100 * count / report.full_bytes:.1f} %"
 
 
-def _show(
-    console: Console, found: dict[str, Examination], paces: dict[str, Pace], questions: tuple[Question, ...], dtype: Any
-) -> None:
+def show(console: Console, outcome: Outcome) -> None:
+    """Replies, table, bytes and verdict."""
+    found, questions = outcome.found, outcome.questions
     for index, question in enumerate(questions):
         console.print(f"\n[bold]{question.question}[/bold] (the document says: {question.answer})")
         for name, result in found.items():
@@ -140,11 +150,11 @@ def _show(
             console.print(f"  {name}: {mark}, {reply.nats:.2f} nats: ", end="")
             console.print(" ".join(reply.text.split())[:110], markup=False, highlight=False)
     console.print()
-    console.print(table(found, paces))
+    console.print(table(found, outcome.paces))
     for name, result in found.items():
         kinds = (f"{count / 2**20:.2f} MiB {kind}" for kind, count in result.finished.bytes_by_kind.items() if count)
         console.print(f"bytes of {name}: {', '.join(kinds)}")
-    console.print(_legend(dtype), style="dim")
+    console.print(_legend(outcome.dtype), style="dim")
     console.print(f"\n[bold]{verdict(found)}[/bold]")
 
 
@@ -158,14 +168,3 @@ def _legend(dtype: torch.dtype) -> str:
         f"DynamicCache, median of {SPEED_ROUNDS} rounds in turn. Computed in {computed}, full precision stored in "
         f"{stored}, {torch.get_num_threads()} CPU threads."
     )
-
-
-@contextmanager
-def _progress(console: Console) -> Iterator[tuple[Progress, TaskID]]:
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
-        yield progress, progress.add_task("starting")
-
-
-if __name__ == "__main__":
-    main()

@@ -12,7 +12,8 @@ import sys
 import tempfile
 import time
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -89,13 +90,34 @@ def load(
     """
     source = fetch_smollm2(progress) if name_or_path == SMOLLM2 else name_or_path
     progress(f"Loading {name_or_path}")
-    try:
+    with _explained(name_or_path):
         model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype)
-        tokenizer = AutoTokenizer.from_pretrained(source)
+        return model, AutoTokenizer.from_pretrained(source)
+
+
+def sketch(name_or_path: str | Path) -> PreTrainedModel:
+    """The model of a configuration, without weights (on the meta device).
+
+    Args:
+        name_or_path: as :func:`load` takes it.
+
+    Raises:
+        DemoModelError: If the configuration cannot be had.
+    """
+    source = fetch_smollm2() if name_or_path == SMOLLM2 else name_or_path
+    with _explained(name_or_path), torch.device("meta"):
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(source))
+        return model.eval()
+
+
+@contextmanager
+def _explained(name_or_path: str | Path) -> Iterator[None]:
+    """Say what could have been given instead of what cannot be loaded."""
+    try:
+        yield
     except (OSError, ValueError) as error:
         allowed = f"{SMOLLM2!r}, a folder written by save_pretrained, or the hub id of a causal language model"
         raise DemoModelError(f"cannot load the model {name_or_path}: {error}. Give {allowed}.") from error
-    return model, tokenizer
 
 
 def _user_cache() -> Path:

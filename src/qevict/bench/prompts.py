@@ -88,6 +88,11 @@ def split_prompt(tokenizer: PreTrainedTokenizerBase, document: str, question: st
     return ids[:context_tokens], ids[context_tokens:]
 
 
+def chat_ids(tokenizer: PreTrainedTokenizerBase, message: str) -> list[int]:
+    """Tokenize one user message and the header that opens the assistant's turn."""
+    return _encode(tokenizer, _render(tokenizer, [_user(_stripped("message", message))]))
+
+
 def next_turn(tokenizer: PreTrainedTokenizerBase, question: str) -> list[int]:
     """Tokenize what follows a reply: its end, a further question, the next reply's header.
 

@@ -2,7 +2,7 @@
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import attrs
@@ -27,9 +27,7 @@ class Pace:
     high: float
 
 
-def compare(
-    model: Any, caches: Mapping[str, Any], *, rounds: int, cycle_tokens: int, tick: Callable[[], None] = lambda: None
-) -> dict[str, Pace]:
+def compare(model: Any, caches: Mapping[str, Any], *, rounds: int, cycle_tokens: int) -> dict[str, Pace]:
     """Decode ``rounds`` cycles with every cache in turn; the first cache is the baseline.
 
     Args:
@@ -37,7 +35,6 @@ def compare(
         caches: filled caches by name; they grow by ``rounds + 1`` cycles.
         rounds: cycles that count; one more comes before them to warm up.
         cycle_tokens: tokens of a cycle; the policies' period, so that routing and packing are included.
-        tick: called after every cycle.
     """
     baseline = next(iter(caches))
     ratios: dict[str, list[float]] = {name: [] for name in caches}
@@ -45,7 +42,6 @@ def compare(
         seconds = {}
         for name, cache in caches.items():
             seconds[name] = _cycle(model, cache, cycle_tokens)
-            tick()
         if turn:
             for name, own in seconds.items():
                 ratios[name].append(own / seconds[baseline])

@@ -18,6 +18,8 @@ from qevict.engine.wiring import Wiring
 PROTECTED_TIER = "protected"
 """Name, in a report, of the sinks and of the windows that are not ranked yet."""
 
+BACKEND_REASON = "the policy names it"
+
 
 @attrs.frozen
 class Report:
@@ -103,7 +105,7 @@ def make_report(engine: Engine) -> Report:
         evictions=sum(total.evictions for total in totals),
         dtype=str(geometry.dtype).removeprefix("torch."),
         backend=policy.backend.name,
-        backend_reason="the policy names it",
+        backend_reason=BACKEND_REASON,
     )
 
 

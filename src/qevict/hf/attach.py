@@ -118,6 +118,9 @@ def attach(model: Any, policy: Policy) -> Iterator[Session]:
         PolicyError: the policy does not fit the model.
     """
     wire(model, policy)
+    if model.device.type == "meta":
+        msg = f"{type(model).__name__} cannot be served: its weights are not loaded (meta device)"
+        raise UnsupportedModelError(msg)
     before = _implementations(model.config)
     name = name_for(model.config._attn_implementation)
     if name is None:

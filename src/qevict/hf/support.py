@@ -101,8 +101,6 @@ def _several_devices(model: Any, _config: Any) -> str | None:
         return (
             f"its weights lie on several devices ({', '.join(sorted(map(str, devices)))}), which is not supported yet"
         )
-    if torch.device("meta") in devices:
-        return "its weights are not loaded (meta device)"
     return None
 
 

@@ -1,0 +1,5 @@
+"""``python -m qevict.cli``."""
+
+from qevict.cli import main
+
+main()

@@ -1,0 +1,51 @@
+"""Consoles and progress bars."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+Tick = Callable[[str | None], None]
+"""Called with what is done next; with None for one step done."""
+
+
+def console(*, stderr: bool = False) -> "Console":
+    """A console that wraps nothing where nobody looks: into a pipe there are no columns to fit."""
+    from rich.console import Console
+
+    shown = Console(stderr=stderr)
+    return shown if shown.is_terminal else Console(stderr=stderr, width=10_000, soft_wrap=True)
+
+
+@contextmanager
+def progress(total: float) -> Iterator[Tick]:
+    """A bar on stderr, so that stdout holds results alone."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console(stderr=True), transient=True) as bar:
+        task = bar.add_task("starting", total=total)
+
+        def tick(description: str | None) -> None:
+            if description is None:
+                bar.advance(task)
+            else:
+                bar.update(task, description=description)
+
+        yield tick
+
+
+def quiet_libraries() -> None:
+    """Transformers' own bars and hints would run through ours."""
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()

@@ -1,0 +1,98 @@
+"""``qevict generate``: text under a policy, and the report of its cache."""
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from qevict.cli.console import console, progress, quiet_libraries
+from qevict.cli.policies import BudgetOption, DtypeOption, JsonOption, ModelOption, PolicyArgument, read_policy
+from qevict.errors import InputError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def generate(
+    policy: PolicyArgument,
+    prompt: Annotated[
+        str | None, typer.Argument(metavar="[PROMPT]", help="What to say; '-' reads standard input.")
+    ] = None,
+    *,
+    context: Annotated[
+        Path | None,
+        typer.Option("--context", help="A text file, read and compressed before the prompt.", show_default="none"),
+    ] = None,
+    model: ModelOption = "smollm2",
+    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", min=1, help="Most tokens to generate.")] = 128,
+    temperature: Annotated[
+        float, typer.Option("--temperature", min=0.0, help="Above 0: sample at that temperature; 0: greedy.")
+    ] = 0.0,
+    raw: Annotated[bool, typer.Option("--raw", help="Continue the text as it is, without the chat template.")] = False,
+    budget: BudgetOption = None,
+    dtype: DtypeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Generate text under a policy and report what its cache holds.
+
+    The text goes to standard output as it comes, the report to standard error. With --context, the context is
+    compressed before the prompt is seen.
+    """
+    chosen = read_policy(policy, budget, dtype)
+    question = _read_prompt(prompt)
+    document = None if context is None else _read_file(context)
+    import qevict
+    from qevict.bench.models import load
+    from transformers import TextStreamer
+
+    quiet_libraries()
+    with progress(1) as tick:
+        tick(f"loading {model}")
+        loaded, tokenizer = load(model)
+    first, rest = _ids(tokenizer, document, question, raw=raw)
+    streamer: Any = None if as_json else TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
+    sampling = {"do_sample": True, "temperature": temperature} if temperature else {"do_sample": False}
+    with qevict.attach(loaded, chosen) as session:
+        cache = session.cache() if first is None else session.prefill(first.to(loaded.device))
+        new = rest.to(loaded.device)
+        out = session.generate(new, cache=cache, max_new_tokens=max_new_tokens, streamer=streamer, **sampling)
+    report = cache.report()
+    if as_json:
+        text = tokenizer.decode(out[0, new.shape[1] :], skip_special_tokens=True)
+        typer.echo(json.dumps({"text": text, "report": report.as_dict()}, indent=2))
+    else:
+        console(stderr=True).print(report)
+
+
+def _read_prompt(prompt: str | None) -> str:
+    if prompt == "-" or (prompt is None and not sys.stdin.isatty()):
+        prompt = sys.stdin.read()
+    if prompt is None or not prompt.strip():
+        raise InputError("there is no prompt: give one as an argument, or pipe it in")
+    return prompt
+
+
+def _read_file(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read --context {path}: {error}") from error
+
+
+def _ids(tokenizer: Any, document: str | None, question: str, *, raw: bool) -> "tuple[Tensor | None, Tensor]":
+    """What is compressed before the prompt, if anything, and the prompt."""
+    import torch
+
+    from qevict.bench.prompts import chat_ids, split_prompt
+
+    plain = raw or not tokenizer.chat_template
+    if document is None:
+        own = tokenizer(question)["input_ids"] if plain else chat_ids(tokenizer, question)
+        return None, torch.tensor([own])
+    if plain:
+        first, rest = tokenizer(document)["input_ids"], tokenizer(question, add_special_tokens=False)["input_ids"]
+    else:
+        first, rest = split_prompt(tokenizer, document, question)
+    return torch.tensor([first]), torch.tensor([rest])

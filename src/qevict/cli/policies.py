@@ -1,0 +1,75 @@
+"""The POLICY argument: a preset's name, or a TOML file."""
+
+import difflib
+import inspect
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import attrs
+import typer
+
+from qevict.errors import PolicyError
+
+if TYPE_CHECKING:
+    from qevict.policy import Policy
+
+DEFAULT_BUDGET = "20 %"
+
+PolicyArgument = Annotated[
+    str, typer.Argument(metavar="POLICY", help="A preset (full, sinks_recent, evict_only, qevict) or a TOML file.")
+]
+BudgetOption = Annotated[
+    str | None,
+    typer.Option(
+        "--budget",
+        help=f"'20 %', '64 MiB' or '512 tokens'. Presets start from {DEFAULT_BUDGET}; a file keeps its own.",
+        show_default=False,
+    ),
+]
+DtypeOption = Annotated[
+    str | None,
+    typer.Option("--dtype", help="Store full precision as float32, bfloat16 or float16.", show_default="the model's"),
+]
+ModelOption = Annotated[
+    str, typer.Option("--model", help="'smollm2', a folder, or a Hugging Face hub id of a causal language model.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")]
+
+
+def read_policy(text: str, budget: str | None = None, dtype: str | None = None) -> "Policy":
+    """The policy that a name or a file stands for, with what the options change.
+
+    Raises:
+        PolicyError: no preset has that name, the file cannot be read, or an option is not allowed.
+    """
+    import qevict
+    from qevict.policies import PRESETS
+
+    changes: dict[str, Any] = {} if dtype is None else {"dtype": _dtype(dtype)}
+    if text in PRESETS:
+        preset = PRESETS[text]
+        if "budget" in inspect.signature(preset).parameters:
+            changes["budget"] = budget or DEFAULT_BUDGET
+        elif budget is not None:
+            raise PolicyError(f"preset {text!r} has no budget; leave --budget out")
+        return preset(**changes)
+    if not _is_file(text):
+        near = difflib.get_close_matches(text, PRESETS, n=1)
+        meant = f"; did you mean {near[0]!r}?" if near else ""
+        raise PolicyError(f"no preset or file is named {text!r}{meant} Presets: {', '.join(PRESETS)}; files end in .toml")
+    if budget is not None:
+        changes["budget"] = budget
+    return attrs.evolve(qevict.load(text), **changes)
+
+
+def _is_file(text: str) -> bool:
+    return text.endswith(".toml") or Path(text).is_file()
+
+
+def _dtype(text: str) -> Any:
+    import torch
+
+    allowed = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+    if text not in allowed:
+        raise PolicyError(f"--dtype {text!r} is not allowed; allowed: {', '.join(allowed)}")
+    return allowed[text]
