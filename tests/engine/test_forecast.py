@@ -41,5 +41,3 @@ def test_windows_and_bytes_by_tier(name: str, tokens: int) -> None:
     live = sum(report.windows.values()) - report.windows["protected"]
     aged = cache.wiring.aged_until(tokens) * 2 * cache.wiring.lanes_per_row
     assert live + seen.evicted_windows == aged
-
-

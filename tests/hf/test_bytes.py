@@ -115,7 +115,10 @@ def test_growth_slack_is_bounded_without_a_budget() -> None:
     cache = feed(policies.full(), (400,), [1] * 20)
     report = cache.report()
     room = cache.wiring.geometry.layers * 3 * cache.wiring.block_bytes[0]
-    assert report.exact_bytes <= report.full_bytes * 17 / 16 + room + report.bytes_by_kind["tables"] + report.bytes_by_kind["scorer state"]
+    assert (
+        report.exact_bytes
+        <= report.full_bytes * 17 / 16 + room + report.bytes_by_kind["tables"] + report.bytes_by_kind["scorer state"]
+    )
 
 
 def test_steps_of_a_growing_budget() -> None:

@@ -72,8 +72,7 @@ def test_only_an_empty_cache_of_that_shape_takes_it() -> None:
 
 def test_what_cannot_be_recorded_is_refused() -> None:
     ids, _ = prompts(40)
-    with qevict.attach(MODEL, policies.full()) as session:
-        with pytest.raises(InputError, match="at least 1 token"):
-            session.record(ids[:, :0])
+    with qevict.attach(MODEL, policies.full()) as session, pytest.raises(InputError, match="at least 1 token"):
+        session.record(ids[:, :0])
     with pytest.raises(NotAttachedError):
         session.record(ids)

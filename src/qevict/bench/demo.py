@@ -83,9 +83,7 @@ def run_policy(
     return examine(model, tokenizer, policy, load_document().text, questions, watch)
 
 
-def speeds(
-    model: Any, tokenizer: Any, plans: dict[str, Policy], questions: tuple[Question, ...]
-) -> dict[str, Pace]:
+def speeds(model: Any, tokenizer: Any, plans: dict[str, Policy], questions: tuple[Question, ...]) -> dict[str, Pace]:
     """Decode time relative to transformers' DynamicCache, over whole 8-token cycles that take turns."""
     context = context_ids(tokenizer, load_document().text, questions)
     stock = DynamicCache(config=model.config)

@@ -38,13 +38,14 @@ def figures(field: Mapping[str, Contestant], scores: Mapping[str, Sequence[Score
     for name, own in scores.items():
         nats = tuple(score.nats for score in own)
         against = field[name].against
+        theirs = [score.nats for score in scores[against]] if against else None
         rows[name] = Figure(
             nats=_mean(nats),
             exact=_mean([score.exact for score in own]),
             paper=_mean([score.paper for score in own]),
             nats_by_prompt=nats,
             against=against,
-            difference=against and paired_difference(nats, [score.nats for score in scores[against]]) or None,
+            difference=paired_difference(nats, theirs) if theirs else None,
         )
     return rows
 
@@ -53,8 +54,8 @@ def claims(rows: Mapping[str, Figure]) -> Iterator[str]:
     """What the figures show, a sentence each; nothing where an interval holds zero."""
     for name, row in rows.items():
         if row.difference is not None and row.difference.proven:
-            order = "fewer" if row.difference.mean < 0 else "more"
-            yield f"{name}: {abs(row.difference.mean):.2f} nats {order} than {row.against} ({_interval(row.difference)})"
+            size, order = abs(row.difference.mean), "fewer" if row.difference.mean < 0 else "more"
+            yield f"{name}: {size:.2f} nats {order} than {row.against} ({_interval(row.difference)})"
 
 
 def table(rows: Mapping[str, Figure]) -> Table:

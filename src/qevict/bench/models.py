@@ -107,7 +107,8 @@ def sketch(name_or_path: str | Path) -> PreTrainedModel:
     source = fetch_smollm2() if name_or_path == SMOLLM2 else name_or_path
     with _explained(name_or_path), torch.device("meta"):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(source))
-        return model.eval()
+    model.eval()
+    return model
 
 
 @contextmanager

@@ -17,9 +17,5 @@ def provenance(model: Any) -> dict[str, Any]:
         "model": f"{model.name_or_path.rstrip('/').rsplit('/', 1)[-1]}, computed in {computed}",
         "machine": f"{device}, {platform.machine()} {torch.backends.cpu.get_cpu_capability()}, "
         f"{torch.get_num_threads()} threads, {platform.system()}",
-        "versions": {
-            "qevict": own_version(),
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-        },
+        "versions": {"qevict": own_version(), "torch": torch.__version__, "transformers": transformers.__version__},
     }

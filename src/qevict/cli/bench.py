@@ -27,7 +27,8 @@ def needle(
         typer.Option("--policy", help="A TOML file to measure beside the built-in field; may be repeated."),
     ] = None,
     budget: Annotated[
-        list[str] | None, typer.Option("--budget", help="Budgets of the field; may be repeated.", show_default="20 %, 10 %")
+        list[str] | None,
+        typer.Option("--budget", help="Budgets of the field; may be repeated.", show_default="20 %, 10 %"),
     ] = None,
     prompts: Annotated[int, typer.Option("--prompts", min=2, help="How many of the shipped prompts.")] = 48,
     model: ModelOption = "smollm2",

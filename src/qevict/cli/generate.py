@@ -43,9 +43,10 @@ def generate(
     chosen = read_policy(policy, budget, dtype)
     question = _read_prompt(prompt)
     document = None if context is None else _read_file(context)
+    from transformers import TextStreamer
+
     import qevict
     from qevict.bench.models import load
-    from transformers import TextStreamer
 
     quiet_libraries()
     with progress(1) as tick:

@@ -1,6 +1,7 @@
 """The POLICY argument: a preset's name, or a TOML file."""
 
 import difflib
+import enum
 import inspect
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,6 +12,8 @@ import typer
 from qevict.errors import PolicyError
 
 if TYPE_CHECKING:
+    import torch
+
     from qevict.policy import Policy
 
 DEFAULT_BUDGET = "20 %"
@@ -26,9 +29,18 @@ BudgetOption = Annotated[
         show_default=False,
     ),
 ]
+
+
+class StoredDtype(enum.StrEnum):
+    """What full precision can be stored in."""
+
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+    float16 = "float16"
+
+
 DtypeOption = Annotated[
-    str | None,
-    typer.Option("--dtype", help="Store full precision as float32, bfloat16 or float16.", show_default="the model's"),
+    StoredDtype | None, typer.Option("--dtype", help="Store full precision in it.", show_default="the model's")
 ]
 ModelOption = Annotated[
     str, typer.Option("--model", help="'smollm2', a folder, or a Hugging Face hub id of a causal language model.")
@@ -36,7 +48,7 @@ ModelOption = Annotated[
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")]
 
 
-def read_policy(text: str, budget: str | None = None, dtype: str | None = None) -> "Policy":
+def read_policy(text: str, budget: str | None = None, dtype: StoredDtype | None = None) -> "Policy":
     """The policy that a name or a file stands for, with what the options change.
 
     Raises:
@@ -56,7 +68,9 @@ def read_policy(text: str, budget: str | None = None, dtype: str | None = None) 
     if not _is_file(text):
         near = difflib.get_close_matches(text, PRESETS, n=1)
         meant = f"; did you mean {near[0]!r}?" if near else ""
-        raise PolicyError(f"no preset or file is named {text!r}{meant} Presets: {', '.join(PRESETS)}; files end in .toml")
+        raise PolicyError(
+            f"no preset or file is named {text!r}{meant} Presets: {', '.join(PRESETS)}; files end in .toml"
+        )
     if budget is not None:
         changes["budget"] = budget
     return attrs.evolve(qevict.load(text), **changes)
@@ -66,10 +80,7 @@ def _is_file(text: str) -> bool:
     return text.endswith(".toml") or Path(text).is_file()
 
 
-def _dtype(text: str) -> Any:
+def _dtype(name: StoredDtype) -> "torch.dtype":
     import torch
 
-    allowed = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-    if text not in allowed:
-        raise PolicyError(f"--dtype {text!r} is not allowed; allowed: {', '.join(allowed)}")
-    return allowed[text]
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name.value]

@@ -27,7 +27,9 @@ def show(
     *,
     model: Annotated[
         str | None,
-        typer.Option("--model", help="Take the sizes of this model's configuration.", show_default=f"sizes of {EXAMPLE}"),
+        typer.Option(
+            "--model", help="Take the sizes of this model's configuration.", show_default=f"sizes of {EXAMPLE}"
+        ),
     ] = None,
     tokens: Annotated[int, typer.Option("--tokens", min=1, help="Length of the row.")] = 4096,
     budget: BudgetOption = None,
@@ -130,7 +132,9 @@ def _tiers(policy: "Policy", seen: "Forecast") -> "Table":
         table.add_column(heading, justify="right", no_wrap=True)
     tiers = {PROTECTED_TIER: ("full precision", "full precision", "", "")}
     for tier in policy.tiers:
-        keys, values = (repr(each) if each is not None else "full precision" for each in (tier.keys, tier.values))
+        keys, values = (
+            f"{each.name}, {each.bits} bits" if each else "full precision" for each in (tier.keys, tier.values)
+        )
         tiers[tier.name] = (keys, values, tier.store.name, in_units(seen.window_bytes[tier.name]))
     for name, cells in tiers.items():
         count, share = seen.bytes_by_tier[name], seen.bytes_by_tier[name] / seen.full_bytes
@@ -148,6 +152,6 @@ def _summary(wiring: "Wiring", seen: "Forecast", model: str) -> str:
     return (
         f"A row of {seen.tokens} tokens of {model} ({sizes.layers} layers, {sizes.q_heads} query and {sizes.kv_heads} "
         f"KV heads, head_dim {sizes.head_dim}): {lanes} lanes, windows summed over them. Full cache "
-        f"{in_units(seen.full_bytes)}; budget {limit}, of which {in_units(seen.floor_bytes)} go to what is never ranked "
-        "(sinks, windows not aged, room until the next event, bookkeeping). A window: bytes in one lane, as billed."
+        f"{in_units(seen.full_bytes)}; budget {limit}, of which {in_units(seen.floor_bytes)} go to what is never "
+        "ranked (sinks, windows not aged, room until the next event, bookkeeping). A window: bytes in one lane, as billed."
     )

@@ -82,7 +82,7 @@ def record(model: Any, input_ids: Tensor, attention_mask: Tensor | None = None) 
         msg = "a prompt has at least 1 token, got none"
         raise InputError(msg)
     recorder, turn = _Recorder(), Turn(model.config)
-    layers = [CacheLayer(index, recorder, turn) for index in range(model.config.num_hidden_layers)]
+    layers: list[Any] = [CacheLayer(index, recorder, turn) for index in range(model.config.num_hidden_layers)]
     positions = None if attention_mask is None else (attention_mask.cumsum(1) - 1).clamp(min=0)
     model.base_model(
         input_ids,

@@ -2,8 +2,6 @@
 
 from typing import Any
 
-import torch
-
 from qevict.contracts.values import Geometry
 from qevict.engine.wiring import Wiring
 from qevict.errors import UnsupportedModelError
