@@ -335,6 +335,16 @@ def test_windows_of_the_papers_example() -> None:
     assert float(scores[plan.place == 1].min()) >= float(scores[plan.place == 2].max())
 
 
+@pytest.mark.parametrize(
+    ("evictable_tokens", "quantized_share", "expected"), [(71, 0.7, (2, 24)), (782, 0.7, (29, 265)), (71, 0.2, (7, 6))]
+)
+def test_windows_of_checked_budgets(evictable_tokens: int, quantized_share: float, expected: tuple[int, int]) -> None:
+    """A fifth of 1024 tokens less 5 sinks and 128 recent ones, or of 4096 less 5 and 32; Llama-3.1-8B, INT2."""
+    router, token_bytes = GreedyTiers((1 - quantized_share, quantized_share)), LLAMA_8B.token_bytes
+    assert router.fits(evictable_tokens * token_bytes, (32768, 8448)) == expected
+    assert GreedyTiers((1.0,)).fits(evictable_tokens * token_bytes, (32768,)) == (evictable_tokens // 8,)
+
+
 @given(st.integers(0, 10), st.integers(0, 10**5), st.integers(1, 10**6), st.integers(1, 10**6), st.integers(0, 99))
 def test_windows_that_fit_are_the_floor_of_the_exact_share(
     tenths: int, count: int, hot: int, cold: int, rest: int

@@ -147,3 +147,28 @@ def test_it_asks_for_masses_of_all_prompt_queries_unless_told() -> None:
 def test_an_impossible_number_of_prompt_queries_is_refused(queries: Any) -> None:
     with pytest.raises(PolicyError, match=r"prompt_queries is None \(all\) or at least 1, got"):
         CumulativeAttention(prompt_queries=queries)
+
+
+def test_the_h2o_example() -> None:
+    """H2O (arXiv 2306.14048): five prompt tokens and one step, two heads that route apart, windows of one token.
+
+    Two heavy hitters beside the two recent tokens; hand-checked column sums and kept sets.
+    """
+    scorer = CumulativeAttention()
+    prompt = torch.tensor([[2.0, 1.5, 0.9, 0.4, 0.2], [3.0, 0.4, 1.1, 0.3, 0.2]])
+    state = scorer.update(scorer.start(2, 5, CPU), observed(prompt[:, None]))
+    torch.testing.assert_close(rank(scorer, state), prompt)
+    assert heavy_hitters(rank(scorer, state)) == [[0, 1], [0, 2]]
+    # The survivors carry their sums into the next step; a sixth token comes with nothing.
+    kept = torch.tensor([[0, 1, 3, 4], [0, 2, 3, 4]])
+    carried = {"mass": torch.cat((state["mass"].gather(1, kept), torch.zeros(2, 1)), 1)}
+    step = torch.tensor([[0.10, 0.10, 0.50, 0.10, 0.20], [0.10, 0.50, 0.10, 0.20, 0.10]])
+    after = rank(scorer, scorer.update(carried, observed(step[:, None])))
+    torch.testing.assert_close(after, torch.tensor([[2.1, 1.6, 0.9, 0.3, 0.2], [3.1, 1.6, 0.4, 0.4, 0.1]]))
+    assert heavy_hitters(after) == [[0, 1], [0, 1]]
+
+
+def heavy_hitters(scores: Tensor) -> list[list[int]]:
+    """The two best of all but the two recent tokens, by head."""
+    best: list[list[int]] = scores[:, :-2].topk(2).indices.sort().values.tolist()
+    return best

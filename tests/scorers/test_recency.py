@@ -48,3 +48,15 @@ def test_ranking_is_pure() -> None:
     assert Recency().rank({}, windows)[IMPORTANCE].tolist() == [[21.0, 5.0, 13.0]]
     assert Recency() == Recency()
     assert hash(Recency()) == hash(Recency())
+
+
+def test_the_streaming_example() -> None:
+    """StreamingLLM (arXiv 2309.17453): of 12 tokens, 4 sinks and the 4 last stay, with windows of one token.
+
+    Sinks and one recent token are protected by every policy; the ranking has to bring the three before it.
+    """
+    aged = torch.arange(4, 11)[None]
+    everywhere = torch.ones_like(aged, dtype=torch.bool)
+    windows = Windows(aged, everywhere, everywhere, torch.zeros_like(aged), (7,))
+    scores = Recency().rank(Recency().start(1, 7, torch.device("cpu")), windows)[IMPORTANCE][0]
+    assert sorted(aged[0][scores.topk(3).indices].tolist()) == [8, 9, 10]
