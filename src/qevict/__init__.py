@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from qevict import policies as policies
+    from qevict.config import dumps as dumps
+    from qevict.config import load as load
+    from qevict.config import loads as loads
     from qevict.contracts.budget import Bytes as Bytes
     from qevict.contracts.budget import Fraction as Fraction
     from qevict.contracts.budget import Tokens as Tokens
@@ -27,7 +30,10 @@ _HOMES = {
     "Tier": "qevict.policy",
     "Tokens": "qevict.contracts.budget",
     "attach": "qevict.hf",
+    "dumps": "qevict.config",
     "hookimpl": "qevict.registry",
+    "load": "qevict.config",
+    "loads": "qevict.config",
 }
 
 __all__ = [*sorted(_HOMES), "policies"]  # noqa: PLE0604 - the keys are the names

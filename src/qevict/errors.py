@@ -1,5 +1,9 @@
 """Every exception that qevict raises on purpose. Each message names what was given, what is allowed and what to do."""
 
+from collections.abc import Iterable
+
+import attrs
+
 
 class QevictError(Exception):
     """Root of all qevict errors."""
@@ -11,6 +15,41 @@ class PolicyError(QevictError, ValueError):
 
 class BudgetError(PolicyError):
     """A budget is not positive, not parsable, or more than everything."""
+
+
+@attrs.frozen
+class Problem:
+    """One thing that is wrong with a policy file.
+
+    Attributes:
+        path: where in the file, from its root ``$``: ``$.tiers[1].keys.bits``.
+        message: what is wrong, and what would be right.
+    """
+
+    path: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.message}"
+
+
+class PolicyFileError(PolicyError):
+    """A policy file cannot become a policy, or a policy no file.
+
+    Attributes:
+        problems: everything that is wrong, not only the first of it.
+        source: the name of the file; None for text.
+    """
+
+    def __init__(self, problems: Iterable[Problem], source: str | None = None) -> None:
+        self.problems = tuple(problems)
+        self.source = source
+        super().__init__(self.problems, source)
+
+    def __str__(self) -> str:
+        count = len(self.problems)
+        head = f"{self.source or 'policy'}: {count} problem{'' if count == 1 else 's'}"
+        return "\n  ".join([head, *map(str, self.problems)])
 
 
 class UnsupportedModelError(QevictError, ValueError):

@@ -1,6 +1,8 @@
 """Presets: the compositions of the field, one call each."""
 
-from typing import Any
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, Final
 
 import torch
 
@@ -113,3 +115,9 @@ def qevict(
         accounting=accounting,
         dtype=dtype,
     )
+
+
+PRESETS: Final[Mapping[str, Callable[..., Policy]]] = MappingProxyType(
+    {preset.__name__: preset for preset in (full, sinks_recent, evict_only, qevict)}
+)
+"""Every preset by its name, as files and the command line call it."""

@@ -98,8 +98,10 @@ def parse_budget(text: str) -> Budget:
         raise BudgetError(msg)
     if unit in {"%", ""}:
         return Fraction(amount / 100 if unit else amount)
+    if match[1].isdecimal():
+        amount = int(match[1])  # a float holds 53 bits
     if unit in {"token", "tokens"}:
-        return Tokens(int(amount) if amount.is_integer() else amount)  # type: ignore[arg-type]  # refused there
+        return Tokens(int(amount) if amount % 1 == 0 else amount)  # type: ignore[arg-type]  # refused there
     if unit in _UNITS:
         return Bytes(int(amount * _UNITS[unit]))
     msg = f"unknown budget unit {match[2]!r} in {text!r}; {_ALLOWED}"
