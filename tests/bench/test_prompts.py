@@ -6,28 +6,12 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, pre_tokenizers
-from tokenizers.models import BPE
+from tests.chat import TEMPLATE, byte_tokenizer
 from transformers import DynamicCache, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from qevict.bench import models, prompts
 from qevict.errors import DemoModelError
 from qevict.hf.compat import CACHE_ARGUMENT
-
-TEMPLATE = (
-    "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}</s>{% endfor %}"
-    "{% if add_generation_prompt %}<assistant>{% endif %}"
-)
-
-
-def byte_tokenizer(template: str | None = TEMPLATE, *, merges: list[tuple[str, str]]) -> PreTrainedTokenizerFast:
-    tokens = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *("".join(pair) for pair in merges)]
-    core = Tokenizer(BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=merges))
-    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    core.decoder = decoders.ByteLevel()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core)
-    tokenizer.chat_template = template
-    return tokenizer
 
 
 @pytest.fixture

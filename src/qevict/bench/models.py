@@ -118,7 +118,8 @@ def _explained(name_or_path: str | Path) -> Iterator[None]:
         yield
     except (OSError, ValueError) as error:
         allowed = f"{SMOLLM2!r}, a folder written by save_pretrained, or the hub id of a causal language model"
-        raise DemoModelError(f"cannot load the model {name_or_path}: {error}. Give {allowed}.") from error
+        reason = str(error).rstrip(".")
+        raise DemoModelError(f"cannot load the model {name_or_path}: {reason}. Give {allowed}.") from error
 
 
 def _user_cache() -> Path:

@@ -106,8 +106,8 @@ def measure(
     with qevict.attach(model, policies.full()) as session:
         for needle in needles:
             text = document(needle)
-            context, question = (torch.tensor([ids]) for ids in split_prompt(tokenizer, text, needle.question.question))
-            recording, reply = session.record(context), reply_ids(tokenizer, needle.question)
+            context, question = (torch.tensor([ids]) for ids in split_prompt(tokenizer, text, needle.asked.question))
+            recording, reply = session.record(context), reply_ids(tokenizer, needle.asked)
             masses: _Masses = {}
             for name, policy in plans.items():
                 cache = qevict.Cache(model, _sharing(policy, masses))

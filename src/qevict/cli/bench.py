@@ -41,16 +41,18 @@ def needle(
     token; differences carry a paired bootstrap 95 % interval over the prompts.
     """
     guests = {text: read_policy(text) for text in policy or ()}
+    if write is not None and not write.parent.is_dir():
+        raise typer.BadParameter(f"{write.parent} does not exist; make the folder first", param_hint="--write")
     from qevict.bench.figures import as_record, claims, figures, table
     from qevict.bench.models import load
     from qevict.bench.needle import contestants, guest, measure
     from qevict.bench.needles import load_needles
     from qevict.bench.provenance import provenance
 
-    quiet_libraries()
     field = contestants(budget or ("20 %", "10 %"))
     field |= {name: guest(own, field) for name, own in guests.items()}
     needles = load_needles()[:prompts]
+    quiet_libraries()
     with progress(len(needles) * len(field)) as tick:
         loaded, tokenizer = load(model, progress=tick)
         tick("reading and answering")

@@ -20,7 +20,7 @@ def console(*, stderr: bool = False) -> "Console":
 
 
 @contextmanager
-def progress(total: float) -> Iterator[Tick]:
+def progress(total: int) -> Iterator[Tick]:
     """A bar on stderr, so that stdout holds results alone."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
@@ -45,7 +45,9 @@ def progress(total: float) -> Iterator[Tick]:
 
 def quiet_libraries() -> None:
     """Transformers' own bars and hints would run through ours."""
+    from huggingface_hub.utils import logging as hub
     from transformers.utils import logging
 
+    hub.set_verbosity_error()
     logging.set_verbosity_error()
     logging.disable_progress_bar()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import attrs
 import typer
 
-from qevict.cli.console import console
+from qevict.cli.console import console, quiet_libraries
 from qevict.cli.policies import BudgetOption, DtypeOption, JsonOption, PolicyArgument, read_policy
 
 if TYPE_CHECKING:
@@ -66,6 +66,7 @@ def _wiring(policy: "Policy", model: str | None) -> "Wiring":
         from qevict.bench.models import sketch
         from qevict.hf.support import wire
 
+        quiet_libraries()
         return wire(sketch(model), policy)
     wiring = Wiring(policy, _example_geometry(policy), None)
     wiring.check()
@@ -152,6 +153,7 @@ def _summary(wiring: "Wiring", seen: "Forecast", model: str) -> str:
     return (
         f"A row of {seen.tokens} tokens of {model} ({sizes.layers} layers, {sizes.q_heads} query and {sizes.kv_heads} "
         f"KV heads, head_dim {sizes.head_dim}): {lanes} lanes, windows summed over them. Full cache "
-        f"{in_units(seen.full_bytes)}; budget {limit}, of which {in_units(seen.floor_bytes)} go to what is never "
-        "ranked (sinks, windows not aged, room until the next event, bookkeeping). A window: bytes in one lane, as billed."
+        f"{in_units(seen.full_bytes)}; budget {limit}, of which "
+        f"{in_units(seen.floor_bytes)} go to what is never ranked (sinks, windows not aged, room until the next event, "
+        "bookkeeping). A window: bytes in one lane, as billed."
     )

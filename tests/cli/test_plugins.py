@@ -5,21 +5,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 from typer.testing import CliRunner
 
 import qevict.errors
 from qevict.cli import app
-from qevict.registry import Registry, Switches, default_registry
+from qevict.registry import default_registry
 
 SOURCE = Path(qevict.errors.__file__).parents[1]
-
-
-@pytest.fixture(autouse=True)
-def only_built_ins(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever is installed where the tests run."""
-    ours = Registry(entry_points=(), switches=Switches())
-    monkeypatch.setattr("qevict.registry.default_registry", lambda: ours)
 
 
 def test_json_lists_the_parts() -> None:
