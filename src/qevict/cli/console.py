@@ -1,5 +1,6 @@
 """Consoles and progress bars."""
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -45,9 +46,8 @@ def progress(total: int) -> Iterator[Tick]:
 
 def quiet_libraries() -> None:
     """Transformers' own bars and hints would run through ours."""
-    from huggingface_hub.utils import logging as hub
-    from transformers.utils import logging
+    from transformers.utils import logging as transformers
 
-    hub.set_verbosity_error()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
+    transformers.set_verbosity_error()
+    transformers.disable_progress_bar()
