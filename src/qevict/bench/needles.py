@@ -8,9 +8,9 @@ import attrs
 
 from qevict.bench.prompts import Question
 
-# Near the golden section of 48 and prime to it: steps of this length spread any first few over all depths,
-# and every twelve in a row over all twelve texts.
-_STRIDE = 29
+# Each step goes to the next text and back by about a quarter of the depth, so every twelve in a row use all
+# texts, and any first few are spread over all depths.
+_STRIDE = 37
 _SENTENCE_END = re.compile(r"[.!?](?=\s)")
 
 
