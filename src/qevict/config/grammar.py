@@ -63,7 +63,7 @@ class Record(Form):
             raise self.wrong(raw, at)
         return recipe_of(self.cls, self.registry).read(raw, at)
 
-    def write(self, value: object, at: str) -> object:
+    def write(self, value: object, at: str) -> dict[str, object]:
         if type(value) is not self.cls:
             refuse(at, f"is a {path_of(type(value))}; only a {path_of(self.cls)} itself can stand here")
         return recipe_of(self.cls, self.registry).write(value, at)
@@ -184,8 +184,9 @@ def _union(hint: object, registry: Registry) -> Form | None:
     # None is what a file says by leaving the key out. A whole number is tried before a number that takes it.
     members = [each for each in typing.get_args(hint) if each is not types.NoneType]
     members.sort(key=lambda each: each is float)
-    rest = reduce(or_, members)
-    return _leaf(rest, registry) or OneOf(tuple(form_of(each, registry) for each in members))
+    if len(members) == 1:
+        return form_of(members[0], registry)
+    return _leaf(reduce(or_, members), registry) or OneOf(tuple(form_of(each, registry) for each in members))
 
 
 def _words(hint: object, _registry: Registry) -> Form | None:
