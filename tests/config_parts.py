@@ -136,6 +136,16 @@ class Bare(Mute):
     depth = attrs.field(default=None)  # type: ignore[var-annotated]  # that is the point
 
 
+@attrs.frozen
+class Postponed(Mute):
+    """One annotation names what only a type checker knows; the others are none the worse for it."""
+
+    name: ClassVar[str] = "postponed"
+    depth: "int" = 1
+    inner: "Point | None" = None
+    unknown: "NotThere | None" = None  # type: ignore[name-defined]  # noqa: F821 - that is the point
+
+
 @attrs.frozen(eq=False)
 class Board(Mute):
     """Needs what a file cannot hold."""
@@ -153,15 +163,19 @@ class Limited(Mute):
     others: tuple[int | None, ...] = ()
 
 
+def _double(depth: int) -> int:
+    return 2 * depth
+
+
 @attrs.frozen
 class Doubling(Mute):
     """What it holds is not what it was given."""
 
     name: ClassVar[str] = "doubling"
-    depth: int = attrs.field(default=1, converter=lambda depth: 2 * depth)
+    depth: int = attrs.field(default=1, converter=_double)
     width: int = 1
 
 
 @hookimpl
 def qevict_scorers() -> Iterable[type[Scorer]]:
-    return [Everything, Ordered, Plain, Stateful, Needy, Codebook, Bare, Board, Limited, Doubling]
+    return [Everything, Ordered, Plain, Stateful, Needy, Codebook, Bare, Board, Postponed, Limited, Doubling]

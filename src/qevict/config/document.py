@@ -118,12 +118,9 @@ class _Preset(Recipe):
 
 def _undecided(registry: Registry) -> Recipe:
     """For a file that names no preset and has no parts, or both: every option there is."""
-    options = dict.fromkeys(recipe_of(Policy, registry).options)
-    known: dict[str, Option] = {}
-    for preset in PRESETS.values():
-        options |= dict.fromkeys(_arguments(preset, registry))
-    for option in options:
-        known.setdefault(option.key, attrs.evolve(option, required=False))
+    options = [option for preset in PRESETS.values() for option in _arguments(preset, registry)]
+    options += recipe_of(Policy, registry).options
+    known = {option.key: attrs.evolve(option, required=False) for option in options}
     return Recipe(dict, (_PRESET, *known.values()))
 
 

@@ -29,7 +29,7 @@ def load(path: str | os.PathLike[str], *, registry: Registry | None = None) -> P
     try:
         return loads(_text(Path(path)), registry=registry)
     except PolicyFileError as error:
-        raise PolicyFileError(error.problems, os.fspath(path)) from error.__cause__
+        raise PolicyFileError(error.problems, os.fspath(path)) from None
 
 
 def loads(text: str, *, registry: Registry | None = None) -> Policy:
