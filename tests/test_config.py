@@ -238,8 +238,9 @@ def test_annotations_may_be_text() -> None:
         (b"schema = 1\nschema = 1\n", "is not TOML: Cannot overwrite a value (at line 2, column 11)"),
         (b"a = " + b"[" * 10_000, "is not TOML that can be read: it is nested too deeply"),
         (b"a = " + b"9" * 5_000, "is not TOML: Exceeds the limit"),
+        (b"schema = 0x" + b"f" * 5_000, "Exceeds the limit"),
     ],
-    ids=["missing", "bytes", "syntax", "twice", "deep", "long"],
+    ids=["missing", "bytes", "syntax", "twice", "deep", "long", "version"],
 )
 def test_what_is_no_toml_file_is_refused_with_its_name(tmp_path: Path, content: bytes | None, message: str) -> None:
     path = tmp_path / "policy.toml"
@@ -285,6 +286,7 @@ def test_a_file_of_another_schema_is_not_judged(version: int) -> None:
         ("window_tokens = 8.0", "$.window_tokens: expected a whole number, got 8.0"),
         ("window_tokens = [8]", "$.window_tokens: expected a whole number, got an array"),
         ("window_tokens = { a = 8 }", "$.window_tokens: expected a whole number, got a table"),
+        (f"strict = 0x{'f' * 5_000}", "$.strict: Exceeds the limit"),
         ("window_tokens = 2026-01-01", "$.window_tokens: expected a whole number, got 2026-01-01"),
         ("window_tokens = 0", "$.window_tokens: window_tokens must be a whole number of at least 1, got 0"),
         ("budget = 0.2", '$.budget: expected a budget such as "20 %", "64 MiB" or "512 tokens", got 0.2'),

@@ -24,7 +24,9 @@ ROOT: Final = "$"
 """The path of a whole file."""
 
 _PARTS: Final = tuple(field.name for field in attrs.fields(Policy) if field.default is attrs.NOTHING)
-_VERSION: Final = Option("schema", Scalar(f"the version of the schema, a whole number: {SCHEMA}", (int,), int), True)
+_VERSION: Final = Option(
+    "schema", Scalar(f"the version of the schema, a whole number: {SCHEMA}", (int,), int), required=True
+)
 _NAMES: Final = Choice(
     f"the name of a preset ({', '.join(PRESETS)}), or in its place all parts of a policy ({', '.join(_PARTS)})",
     tuple(PRESETS.items()),
@@ -103,9 +105,14 @@ class _Preset(Recipe):
 
     def checks(self, values: Mapping[str, object], given: Iterable[str]) -> Iterator[Check]:
         """Where the options do not work together, try each without the others."""
-        required = {option.key: values.get(option.key, Fraction(1)) for option in self.options if option.required}
-        call = partial(PRESETS[self._name], **{key: each for key, each in required.items() if key != "preset"})
-        others = {key: each for key, each in values.items() if key in self.known and key not in required}
+        required = [option.key for option in self.options if option.required and option is not _PRESET]
+        anything = Fraction(
+            1
+        )  # what presets require is a budget; where it is wrong, the options are judged all the same
+        call = partial(PRESETS[self._name], **{key: values.get(key, anything) for key in required})
+        others = {
+            key: each for key, each in values.items() if key in self.known and key not in {*required, _PRESET.key}
+        }
         with contextlib.suppress(Exception):
             call(**others)
             return

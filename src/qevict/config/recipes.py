@@ -64,9 +64,10 @@ class Recipe:
         values: dict[str, object] = {}
         with gathering() as attempt:
             for option in self.options:
-                with attempt():
+                where = step(at, option.key)
+                with attempt(), blame(where):
                     if option.key in table:
-                        values[option.key] = option.form.read(table[option.key], step(at, option.key))
+                        values[option.key] = option.form.read(table[option.key], where)
             for key, message in self._strays(table):
                 with attempt():
                     refuse(step(at, key), message)
@@ -128,7 +129,7 @@ class Fields(Recipe):
         with gathering() as attempt:
             for option, field in zip(self.options, self._given.values(), strict=True):
                 where, each = step(at, option.key), getattr(value, field.name)
-                with attempt():
+                with attempt(), blame(where):
                     if each is not None:
                         table[option.key] = option.form.write(each, where)
                     elif _default(field) is not None:
