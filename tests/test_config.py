@@ -690,6 +690,14 @@ def test_options_of_every_type_are_read_back(part: parts.Everything) -> None:
     assert dumps(loads(text, registry=PLUGINS), registry=PLUGINS) == text
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["7 %", "12.5 %", "33.333333 %", "0.1234567890123456", "64 MiB", "3 GiB", "5 KiB", "1000001 B", "512 tokens"],
+)
+def test_budgets_are_written_as_people_write_them(text: str) -> None:
+    assert f'budget = "{text}"\n' in dumps(evict_only(text))
+
+
 def test_equal_policies_are_written_alike() -> None:
     one, other = (using(parts.Everything(table=table)) for table in ({"a": 1, "b": 2}, {"b": 2, "a": 1}))
     assert one == other
