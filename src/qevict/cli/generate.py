@@ -3,16 +3,13 @@
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from qevict.cli.console import console, progress, quiet_libraries
+from qevict.cli.console import console, progress
 from qevict.cli.policies import BudgetOption, DtypeOption, JsonOption, ModelOption, PolicyArgument, read_policy
 from qevict.errors import InputError
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 def generate(
@@ -43,7 +40,6 @@ def generate(
     chosen = read_policy(policy, budget, dtype)
     question = _read_prompt(prompt)
     document = None if context is None else _read_file(context)
-    from transformers import TextStreamer
 
     import qevict
     from qevict.bench.models import load
@@ -52,12 +48,12 @@ def generate(
     with progress(1) as tick:
         tick(f"loading {model}")
         loaded, tokenizer = load(model)
-    first, rest = _ids(tokenizer, document, question, raw=raw)
-    streamer: Any = None if as_json else TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
+    first, rest = generation_ids(tokenizer, document, question, raw=raw)
+    streamer: Any = None if as_json else stream(tokenizer)
     sampling = {"do_sample": True, "temperature": temperature} if temperature else {"do_sample": False}
     with qevict.attach(loaded, chosen) as session:
-        cache = session.cache() if first is None else session.prefill(first.to(loaded.device))
-        new = rest.to(loaded.device)
+        cache = session.prefill(torch.tensor([first], device=loaded.device)) if first else session.cache()
+        new = torch.tensor([rest], device=loaded.device)
         out = session.generate(new, cache=cache, max_new_tokens=max_new_tokens, streamer=streamer, **sampling)
     report = cache.report()
     if as_json:
@@ -80,20 +76,3 @@ def _read_file(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"cannot read --context {path}: {error}") from error
-
-
-def _ids(tokenizer: Any, document: str | None, question: str, *, raw: bool) -> "tuple[Tensor | None, Tensor]":
-    """What is compressed before the prompt, if anything, and the prompt."""
-    import torch
-
-    from qevict.bench.prompts import chat_ids, split_prompt
-
-    plain = raw or not tokenizer.chat_template
-    if document is None:
-        own = tokenizer(question)["input_ids"] if plain else chat_ids(tokenizer, question)
-        return None, torch.tensor([own])
-    if plain:
-        first, rest = tokenizer(document)["input_ids"], tokenizer(question, add_special_tokens=False)["input_ids"]
-    else:
-        first, rest = split_prompt(tokenizer, document, question)
-    return torch.tensor([first]), torch.tensor([rest])
