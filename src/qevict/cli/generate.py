@@ -3,13 +3,17 @@
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from qevict.cli.console import console, progress
 from qevict.cli.policies import BudgetOption, DtypeOption, JsonOption, ModelOption, PolicyArgument, read_policy
 from qevict.errors import InputError
+
+if TYPE_CHECKING:
+    from qevict.engine.report import Report
+    from qevict.policy import Policy
 
 
 def generate(
@@ -38,29 +42,38 @@ def generate(
     compressed before the prompt is seen.
     """
     chosen = read_policy(policy, budget, dtype)
-    question = _read_prompt(prompt)
+    message = _read_prompt(prompt)
     document = None if context is None else _read_file(context)
-
-    import qevict
-    from qevict.bench.models import load
+    sampling = {"do_sample": True, "temperature": temperature} if temperature else {"do_sample": False}
+    from qevict.bench.models import load, quiet_libraries
+    from qevict.bench.prompts import generation_ids, stream
 
     quiet_libraries()
     with progress(1) as tick:
         tick(f"loading {model}")
         loaded, tokenizer = load(model)
-    first, rest = generation_ids(tokenizer, document, question, raw=raw)
-    streamer: Any = None if as_json else stream(tokenizer)
-    sampling = {"do_sample": True, "temperature": temperature} if temperature else {"do_sample": False}
-    with qevict.attach(loaded, chosen) as session:
-        cache = session.prefill(torch.tensor([first], device=loaded.device)) if first else session.cache()
-        new = torch.tensor([rest], device=loaded.device)
-        out = session.generate(new, cache=cache, max_new_tokens=max_new_tokens, streamer=streamer, **sampling)
-    report = cache.report()
+    first, rest = generation_ids(tokenizer, document, message, raw=raw)
+    wishes = {"max_new_tokens": max_new_tokens, "streamer": None if as_json else stream(tokenizer), **sampling}
+    new, report = _run(loaded, chosen, first, rest, wishes)
     if as_json:
-        text = tokenizer.decode(out[0, new.shape[1] :], skip_special_tokens=True)
+        text = tokenizer.decode(new, skip_special_tokens=True)
         typer.echo(json.dumps({"text": text, "report": report.as_dict()}, indent=2))
     else:
         console(stderr=True).print(report)
+
+
+def _run(
+    model: Any, policy: "Policy", first: list[int], rest: list[int], wishes: dict[str, Any]
+) -> "tuple[list[int], Report]":
+    """The new tokens, and what the cache holds after them."""
+    import torch
+
+    import qevict
+
+    with qevict.attach(model, policy) as session:
+        cache = session.prefill(torch.tensor([first], device=model.device)) if first else session.cache()
+        out = session.generate(torch.tensor([rest], device=model.device), cache=cache, **wishes)
+        return out[0, len(rest) :].tolist(), cache.report()
 
 
 def _read_prompt(prompt: str | None) -> str:
