@@ -60,7 +60,7 @@ def _both_or_neither(keys: Quantizer | None, values: Quantizer | None, name: str
         raise PolicyError(msg)
 
 
-def _told(value: Any) -> str:
+def _told(value: "Policy | Tier") -> str:
     """The call that makes the value, without what is as by default."""
     fields = (field for field in attrs.fields(type(value)) if getattr(value, field.name) != field.default)
     return f"{type(value).__name__}({', '.join(f'{field.name}={getattr(value, field.name)!r}' for field in fields)})"
