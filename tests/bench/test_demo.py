@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from tests.footprint import reachable_bytes
+from qevict.testing.footprint import reachable_bytes
 
 from qevict.bench.demo import EVICT, FULL, QEVICT, SINKS, contestants, run_policy, speeds, table, verdict
 from qevict.bench.examination import Examination

@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from tests.footprint import reachable_tensors
+from qevict.testing.footprint import reachable_tensors
 from tests.oracle import generate, prompts, tiny
 from transformers import (
     DynamicCache,

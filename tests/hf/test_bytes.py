@@ -6,7 +6,7 @@ import attrs
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.footprint import reachable_bytes
+from qevict.testing.footprint import reachable_bytes
 from tests.oracle import prompts, tiny
 
 import qevict

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import attrs
 import pytest
 import torch
-from tests.footprint import reachable_bytes, reachable_tensors
+from qevict.testing.footprint import reachable_bytes, reachable_tensors
 from tests.oracle import assert_sensitive, generate, prompts, replay, tiny
 from torch import Tensor
 from transformers import DynamicCache
