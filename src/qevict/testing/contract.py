@@ -66,17 +66,21 @@ def law(
     return decorate
 
 
-def plain_law(statement: str) -> Callable[[Callable[[AnyContract], None]], Callable[[AnyContract], None]]:
+def plain_law(
+    statement: str, *, given_that: Capability | None = None
+) -> Callable[[Callable[[AnyContract], None]], Callable[[AnyContract], None]]:
     """Make a test of a method that needs no case.
 
     Args:
         statement: the law, as the report shall quote it.
+        given_that: as for :func:`law`.
     """
 
     def decorate(judge: Callable[[AnyContract], None]) -> Callable[[AnyContract], None]:
         def test(contract: AnyContract) -> None:
             __tracebackhide__ = True
             suite = cast("Contract[object, object]", contract)
+            _skip_unless(given_that, suite.part)
             _judged(suite, statement, "", functools.partial(judge, contract))
 
         return _named_like(judge, test)

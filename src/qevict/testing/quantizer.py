@@ -80,6 +80,7 @@ class QuantizerContract(RegisteredContract[Quantizer, QuantizerCase]):
     """
 
     kind: ClassVar[type] = Quantizer
+    examples: ClassVar[int] = 25
     shapes: ClassVar[Sequence[tuple[int, int]]] = SHAPES
 
     def cases(self) -> SearchStrategy[QuantizerCase]:
@@ -177,11 +178,11 @@ class QuantizerContract(RegisteredContract[Quantizer, QuantizerCase]):
         x = torch.cat((x, (100 * x.float() + 1).clamp(-6e4, 6e4).to(x.dtype)), dim=1)
         x = torch.cat((x, -x), dim=0)
         codes = self.part.encode(x)
-        for head in range(x.shape[0]):
-            for window in range(x.shape[1]):
-                alone = self.part.encode(x[head : head + 1, window : window + 1])
-                among = {name: array[head : head + 1, window : window + 1] for name, array in codes.items()}
-                require(same_values(alone, among), f"alone, window {window} of head {head} has other codes")
+        for window in range(x.shape[1]):
+            head = window % x.shape[0]
+            alone = self.part.encode(x[head : head + 1, window : window + 1])
+            among = {name: array[head : head + 1, window : window + 1] for name, array in codes.items()}
+            require(same_values(alone, among), f"alone, window {window} of head {head} has other codes")
 
     @law("encode computes in fp32, and leaves its input alone.")
     def test_encoding_computes_in_fp32(self, case: QuantizerCase) -> None:

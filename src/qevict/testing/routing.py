@@ -64,7 +64,7 @@ def cases_of(tiers: int) -> SearchStrategy[RouterCase]:
     scores = st.sampled_from([0.0, 1.0, 2.0, -3.5, 1e6])
     kinds = st.sampled_from(["candidate", "candidate", "candidate", "protected", "absent"])
     line = st.builds(Line, st.integers(0, 40), st.tuples(*[scores] * EVENTS), kinds)
-    columns = st.integers(0, 8)
+    columns = st.integers(0, 6)
 
     def build(count: int) -> SearchStrategy[RouterCase]:
         lane = st.lists(line, min_size=count, max_size=count, unique_by=lambda each: each.window).map(tuple)

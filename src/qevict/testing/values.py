@@ -1,6 +1,6 @@
 """Tensors, and the frozen values that carry them: copied, moved and compared without asking any part."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar, cast
 
 import attrs
@@ -41,14 +41,16 @@ def map_tensors(change: Callable[[Tensor], Tensor], value: ValueT) -> ValueT:
 
 def tensors_of(value: object) -> list[Tensor]:
     """Every tensor in a value, in a fixed order."""
-    found: list[Tensor] = []
-
-    def note(tensor: Tensor) -> Tensor:
-        found.append(tensor)
-        return tensor
-
-    map_tensors(note, value)
-    return found
+    if isinstance(value, Tensor):
+        return [value]
+    parts: Iterable[object] = ()
+    if isinstance(value, Mapping):
+        parts = value.values()
+    elif isinstance(value, tuple | list):
+        parts = value
+    elif isinstance(value, CARRIERS):
+        parts = (getattr(value, field.name) for field in attrs.fields(type(value)))
+    return [tensor for each in parts for tensor in tensors_of(each)]
 
 
 def copied(value: ValueT) -> ValueT:
