@@ -26,7 +26,8 @@ class Break:
     says: str = ""
 
     def __str__(self) -> str:
-        return f"{self.law.removeprefix('test_')}-{type(self.part).__name__}"
+        pool = getattr(self.part, "pool", type(self.part))
+        return f"{self.law.removeprefix('test_')}-{pool.__name__}"
 
 
 def breaks(*each: Break) -> pytest.MarkDecorator:

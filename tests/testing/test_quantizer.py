@@ -26,7 +26,7 @@ class RandomDecode(PerToken):
 class KeepsTheLast(PerToken):
     """Decodes by what it saw, not by the codes."""
 
-    last: list[Tensor] = attrs.field(factory=list)
+    last: list[Tensor] = attrs.field(factory=list, repr=False)
 
     def encode(self, x: Tensor) -> Codes:
         self.last[:] = [x.float()]

@@ -50,7 +50,7 @@ class SortsPositions(CumulativeAttention):
 
 @attrs.frozen(eq=False)
 class Remembers(CumulativeAttention):
-    calls: list[int] = attrs.field(factory=list)
+    calls: list[int] = attrs.field(factory=list, repr=False)
 
     def rank(self, state: State, windows: Windows) -> dict[str, Tensor]:
         self.calls.append(1)

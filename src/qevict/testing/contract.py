@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import traceback
 from collections.abc import Callable
 from typing import ClassVar, Generic, TypeVar, cast
 
@@ -14,7 +15,7 @@ from hypothesis.strategies import SearchStrategy
 
 from qevict.registry.checks import checked
 from qevict.registry.kinds import CONTRACTS, Kind
-from qevict.testing.values import require
+from qevict.testing.values import Finding, require
 
 PartT = TypeVar("PartT")
 CaseT = TypeVar("CaseT")
@@ -111,15 +112,27 @@ def _over_cases(contract: "Contract[object, CaseT]", statement: str, judge: Call
 def _judged(contract: "Contract[object, CaseT]", statement: str, case: str, judge: Callable[[], None]) -> None:
     """Run a judge; what goes wrong is reported under the name of the law."""
     __tracebackhide__ = True
-    head = f"{contract.part!r} breaks a law of its contract\n  law: {statement}\n  found: "
     try:
         judge()
     except HypothesisException:
         raise
-    except AssertionError as finding:
-        raise LawBroken(f"{head}{finding or 'an assertion of the part failed'}{case}") from finding
-    except Exception as error:
-        raise LawBroken(f"{head}it raised {type(error).__name__}: {error}{case}") from error
+    except Exception as error:  # noqa: BLE001 - a part may raise anything
+        finding = error
+    else:
+        return
+    # Raised outside of the handler: an exception without a context is the same failure to Hypothesis, however small.
+    broken = LawBroken(
+        f"{contract.part!r} breaks a law of its contract\n  law: {statement}\n  found: {_in_words(finding)}{case}"
+    )
+    if not isinstance(finding, Finding):
+        broken.add_note("".join(traceback.format_exception(finding)))
+    raise broken
+
+
+def _in_words(finding: Exception) -> str:
+    if isinstance(finding, Finding):
+        return str(finding)
+    return f"it raised {type(finding).__name__}: {finding}"
 
 
 def _skip_unless(capability: Capability | None, part: object) -> None:

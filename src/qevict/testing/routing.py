@@ -1,6 +1,7 @@
 """What a router is asked, and how a lane's windows fare from event to event."""
 
 import itertools
+import random
 from collections.abc import Callable, Sequence
 
 import attrs
@@ -61,23 +62,26 @@ EVENTS = 3
 
 def cases_of(tiers: int) -> SearchStrategy[RouterCase]:
     """Capacities that fill some tiers and not others; many ties; columns in any order."""
-    scores = st.sampled_from([0.0, 1.0, 2.0, -3.5, 1e6])
-    kinds = st.sampled_from(["candidate", "candidate", "candidate", "protected", "absent"])
-    line = st.builds(Line, st.integers(0, 40), st.tuples(*[scores] * EVENTS), kinds)
-    columns = st.integers(0, 6)
+    return st.builds(_drawn, st.just(tiers), st.integers(1, 3), st.integers(0, 8), st.integers(0, 1000))
 
-    def build(count: int) -> SearchStrategy[RouterCase]:
-        lane = st.lists(line, min_size=count, max_size=count, unique_by=lambda each: each.window).map(tuple)
-        return st.integers(1, 3).flatmap(
-            lambda lanes: st.builds(
-                RouterCase,
-                st.tuples(*[st.integers(1, 40)] * tiers),
-                st.tuples(*[st.one_of(st.integers(0, 200), st.none())] * lanes),
-                st.tuples(*[lane] * lanes),
-            )
+
+def _drawn(tiers: int, lanes: int, columns: int, seed: int) -> RouterCase:
+    chance = random.Random(seed)
+    tier_bytes = tuple(chance.randint(1, 40) for _ in range(tiers))
+    most = columns * max(tier_bytes)
+    capacities = tuple(chance.choice([None, most // 3, *(chance.randint(0, most) for _ in range(3))]) for _ in range(lanes))
+    return RouterCase(tier_bytes, capacities, tuple(_drawn_lane(chance, columns) for _ in range(lanes)))
+
+
+def _drawn_lane(chance: random.Random, columns: int) -> tuple[Line, ...]:
+    return tuple(
+        Line(
+            window,
+            tuple(chance.choice([0.0, 1.0, 2.0, -3.5, 1e6]) for _ in range(EVENTS)),
+            chance.choice(["candidate"] * 4 + ["protected", "absent"]),
         )
-
-    return columns.flatmap(build)
+        for window in chance.sample(range(columns), columns)
+    )
 
 
 @attrs.frozen

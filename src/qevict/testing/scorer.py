@@ -14,6 +14,7 @@ from qevict.contracts.values import Need, Observation, Windows
 from qevict.testing.contract import RegisteredContract, law, plain_law
 from qevict.testing.operators import Operators
 from qevict.testing.values import (
+    Finding,
     ValueT,
     close,
     copied,
@@ -124,7 +125,7 @@ class ScorerContract(RegisteredContract[Scorer, ScorerCase]):
                 state = self.part.update(state, seen)
         except Exception as error:
             shown = ", ".join(sorted(str(each) for each in self.part.needs)) or "nothing"
-            raise AssertionError(f"shown {shown}, update raised {type(error).__name__}: {error}") from error
+            raise Finding(f"shown {shown}, update raised {type(error).__name__}: {error}") from error
 
     @law("Pure: neither the state nor the observation is changed.")
     def test_it_changes_nothing_that_it_is_given(self, case: ScorerCase) -> None:

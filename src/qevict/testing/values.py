@@ -17,11 +17,15 @@ CARRIERS = (Attended, Costs, EncodedSegment, MovePlan, Observation, Query, Rotar
 ValueT = TypeVar("ValueT")
 
 
+class Finding(AssertionError):  # noqa: N818 - what a law found, on the way into a report
+    """What was found where a law does not hold."""
+
+
 def require(holds: bool | Tensor, finding: str) -> None:  # noqa: FBT001 - a condition, as in an assert
-    """Raise an ``AssertionError`` that says what was found, unless the condition holds."""
+    """Raise what was found, unless the condition holds."""
     __tracebackhide__ = True
     if not bool(holds):
-        raise AssertionError(finding)
+        raise Finding(finding)
 
 
 def map_tensors(change: Callable[[Tensor], Tensor], value: ValueT) -> ValueT:
