@@ -1,8 +1,8 @@
 """What a router is asked, and how a lane's windows fare from event to event."""
 
 import itertools
-import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 import attrs
 import torch
@@ -11,6 +11,9 @@ from hypothesis.strategies import SearchStrategy
 from torch import Tensor
 
 from qevict.contracts.values import PROTECTED, Costs, MovePlan, Windows
+from qevict.testing.values import uniform
+
+OptionT = TypeVar("OptionT")
 
 POSITIONS = 8
 """First positions of windows are this far apart."""
@@ -66,22 +69,27 @@ def cases_of(tiers: int) -> SearchStrategy[RouterCase]:
 
 
 def _drawn(tiers: int, lanes: int, columns: int, seed: int) -> RouterCase:
-    chance = random.Random(seed)
-    tier_bytes = tuple(chance.randint(1, 40) for _ in range(tiers))
+    dice = iter(uniform(seed, 500).tolist())
+    tier_bytes = tuple(_pick(dice, range(1, 41)) for _ in range(tiers))
     most = columns * max(tier_bytes)
-    capacities = tuple(chance.choice([None, most // 3, *(chance.randint(0, most) for _ in range(3))]) for _ in range(lanes))
-    return RouterCase(tier_bytes, capacities, tuple(_drawn_lane(chance, columns) for _ in range(lanes)))
+    capacities = tuple(_pick(dice, [None, most // 3, most // 2, _pick(dice, range(most + 1))]) for _ in range(lanes))
+    return RouterCase(tier_bytes, capacities, tuple(_drawn_lane(dice, columns) for _ in range(lanes)))
 
 
-def _drawn_lane(chance: random.Random, columns: int) -> tuple[Line, ...]:
-    return tuple(
+def _drawn_lane(dice: Iterator[float], columns: int) -> tuple[Line, ...]:
+    lines = [
         Line(
             window,
-            tuple(chance.choice([0.0, 1.0, 2.0, -3.5, 1e6]) for _ in range(EVENTS)),
-            chance.choice(["candidate"] * 4 + ["protected", "absent"]),
+            tuple(_pick(dice, [0.0, 1.0, 2.0, -3.5, 1e6]) for _ in range(EVENTS)),
+            _pick(dice, ["candidate", "candidate", "candidate", "candidate", "protected", "absent"]),
         )
-        for window in chance.sample(range(columns), columns)
-    )
+        for window in range(columns)
+    ]
+    return tuple(lines.pop(_pick(dice, range(len(lines)))) for _ in range(columns))
+
+
+def _pick(dice: Iterator[float], options: Sequence[OptionT]) -> OptionT:
+    return options[int(next(dice) * len(options))]
 
 
 @attrs.frozen
