@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import attrs
 import pytest
-from tests.breaking import SHARED, Break, passes, report
+from tests.breaking import Break, passes, report
 
 import qevict.testing
 from qevict.contracts.scorer import Scorer
@@ -41,14 +41,14 @@ def test_a_contract_may_be_derived_without_a_part() -> None:
     assert type("TestMine", (MyContract,), {"part": CumulativeAttention()}).examples == 1
 
 
-@attrs.define(eq=False)
-class Mutable(CumulativeAttention):
-    pass
-
-
-@attrs.frozen(eq=False)
 class Unequal(CumulativeAttention):
-    pass
+    """Equal to itself only."""
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __hash__(self) -> int:
+        return id(self)
 
 
 @attrs.frozen
@@ -66,8 +66,6 @@ def test_the_laws_that_all_parts_share_are_proven() -> None:
     report(ScorerContract, Break("test_it_is_a_frozen_value", Unequal(), "does not compare equal"))
     report(ScorerContract, Break("test_the_registry_takes_it", Nameless(), "give the class one"))
     report(ScorerContract, Break("test_the_registry_takes_it", TakesMore(), "is called with (self, state, windows)"))
-    for contract in CONTRACTS:
-        assert {"test_it_is_a_frozen_value"} <= {*dir(contract)} & SHARED
 
 
 def test_a_part_that_can_be_changed_is_found() -> None:

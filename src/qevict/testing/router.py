@@ -16,7 +16,7 @@ from qevict.contracts.values import PROTECTED, Costs, Geometry, MovePlan, Window
 from qevict.errors import PolicyError
 from qevict.testing.contract import RegisteredContract, law, plain_law
 from qevict.testing.operators import Operators
-from qevict.testing.routing import EVENTS, Question, RouterCase, cases_of, first_event
+from qevict.testing.routing import EVENTS, Question, RouterCase, Setting, cases_of, first_event
 from qevict.testing.values import copied, moved, require, same_values
 
 MOST_TIERS = 6
@@ -56,7 +56,7 @@ class RouterContract(RegisteredContract[TierRouter, RouterCase]):
 
     @law("share splits a row's bytes over the layers: one part each, none negative, together no more than there is.")
     def test_layers_share_no_more_than_there_is(self, case: RouterCase) -> None:
-        total = 1000 * sum(case.tier_bytes) + sum(capacity or 0 for capacity in case.capacities)
+        total = 1000 * sum(case.setting().tier_bytes) + case.seed
         for layers in (1, 3, 32):
             geometry = Geometry(layers, q_heads=4, kv_heads=2, head_dim=8, dtype=torch.float32)
             parts = self.part.share(total, geometry)
@@ -65,17 +65,17 @@ class RouterContract(RegisteredContract[TierRouter, RouterCase]):
 
     @law("Pure: the arguments are not changed.")
     def test_it_changes_nothing_that_it_is_given(self, case: RouterCase) -> None:
-        for question, _ in self._history(case):
+        for question, _ in self._history(case.setting()):
             rankings, windows, costs = self._asked(question)
             before = copied((rankings, windows, costs))
-            self.part.plan(rankings, windows, costs, case.capacities)
+            self.part.plan(rankings, windows, costs, question.setting.capacities)
             require(same_values(rankings, before[0]), "it changed the rankings")
             require(same_values(windows, before[1]), "it changed the windows")
             require(same_values(costs, before[2]), "it changed the costs")
 
     @law("Pure: equal input, equal plan.")
     def test_equal_input_gives_an_equal_plan(self, case: RouterCase) -> None:
-        for question, plan in self._history(case):
+        for question, plan in self._history(case.setting()):
             for router in (self.part, self.twin()):
                 again = self._plan(question, router)
                 equal = same_values(again, plan) and again.counts == plan.counts
@@ -83,7 +83,7 @@ class RouterContract(RegisteredContract[TierRouter, RouterCase]):
 
     @law("Every window in exactly one place: a tier, or evicted.")
     def test_every_candidate_is_placed(self, case: RouterCase) -> None:
-        for question, plan in self._history(case):
+        for question, plan in self._history(case.setting()):
             wanted = tuple(question.scores().shape)
             require(plan.place.shape == wanted, f"{wanted} windows get {tuple(plan.place.shape)} places")
             for lane, places in enumerate(plan.place.tolist()):
@@ -92,7 +92,7 @@ class RouterContract(RegisteredContract[TierRouter, RouterCase]):
 
     @law("Protected and absent windows keep the place they have.")
     def test_what_is_not_ranked_stays(self, case: RouterCase) -> None:
-        for question, plan in self._history(case):
+        for question, plan in self._history(case.setting()):
             for lane, places in enumerate(plan.place.tolist()):
                 others = set(range(len(places))) - set(question.ranked(lane))
                 gone = {i: places[i] for i in others if places[i] != PROTECTED}
@@ -100,7 +100,7 @@ class RouterContract(RegisteredContract[TierRouter, RouterCase]):
 
     @law("Counts, where a plan has them, are the windows by lane and tier.")
     def test_counts_are_true(self, case: RouterCase) -> None:
-        for question, plan in self._history(case):
+        for question, plan in self._history(case.setting()):
             if plan.counts is not None:
                 placed = [[places[i] for i in question.ranked(lane)] for lane, places in enumerate(plan.place.tolist())]
                 true = tuple(tuple(map(lane.count, range(case.tiers))) for lane in placed)
@@ -109,43 +109,44 @@ class RouterContract(RegisteredContract[TierRouter, RouterCase]):
     @law("The planned bytes of a lane are at most its capacity.")
     def test_no_lane_takes_more_than_its_capacity(self, case: RouterCase) -> None:
         """Over some events: windows keep the codes that they got, and these are billed as well."""
-        for question, plan in self._history(case):
+        for question, plan in self._history(case.setting()):
             for lane, places in enumerate(plan.place.tolist()):
-                capacity, planned = case.capacities[lane], question.planned_bytes(lane, places)
+                capacity, planned = question.setting.capacities[lane], question.planned_bytes(lane, places)
                 fits = capacity is None or planned <= capacity
                 require(fits, f"at event {question.event}, lane {lane} takes {planned} of {capacity} bytes: {places}")
 
     @law("Of two windows with equal scores the earlier position wins.")
     def test_the_earlier_position_wins_a_tie(self, case: RouterCase) -> None:
         """Among windows that keep the same codes."""
-        for question, plan in self._history(case):
+        for question, plan in self._history(case.setting()):
             scores = question.scores().tolist()
             for lane, places in enumerate(plan.place.tolist()):
                 for one, other in itertools.permutations(question.ranked(lane), 2):
                     alike = scores[lane][one] == scores[lane][other]
                     alike = alike and question.held[lane][one] == question.held[lane][other]
-                    early, late = case.lanes[lane][one].position, case.lanes[lane][other].position
+                    early, late = question.setting.lanes[lane][one].position, question.setting.lanes[lane][other].position
                     finding = f"position {late} goes to {places[other]}, {early} with the same score to {places[one]}"
                     require(not alike or early > late or places[one] <= places[other], finding)
 
     @law("Nothing depends on the order of columns.")
     def test_the_order_of_columns_means_nothing(self, case: RouterCase) -> None:
-        turned = attrs.evolve(case, lanes=tuple(tuple(reversed(lane)) for lane in case.lanes))
-        for (question, plan), (_, other) in zip(self._history(case), self._history(turned), strict=True):
+        setting = case.setting()
+        turned = attrs.evolve(setting, lanes=tuple(tuple(reversed(lane)) for lane in setting.lanes))
+        for (question, plan), (_, other) in zip(self._history(setting), self._history(turned), strict=True):
             wanted, found = plan.place.flip(1).tolist(), other.place.tolist()
             require(found == wanted, f"with columns reversed, event {question.event} plans {found}, not {wanted}")
 
     @law("No host synchronisation.")
     def test_the_host_never_waits(self, case: RouterCase) -> None:
-        for question, _ in self._history(case):
+        for question, _ in self._history(case.setting()):
             asked = self._asked(question)
             with Operators() as operators:
-                self.part.plan(*asked, case.capacities)
+                self.part.plan(*asked, question.setting.capacities)
             require(not operators.waits, f"it waits for the device: {', '.join(sorted(operators.waits))}")
 
-    def _history(self, case: RouterCase) -> Iterator[tuple[Question, MovePlan]]:
+    def _history(self, setting: Setting) -> Iterator[tuple[Question, MovePlan]]:
         """Event after event, and what was planned there."""
-        question = first_event(case)
+        question = first_event(setting)
         for event in range(EVENTS):
             plan = self._plan(question, self.part)
             yield question, plan
@@ -154,7 +155,7 @@ class RouterContract(RegisteredContract[TierRouter, RouterCase]):
 
     def _plan(self, question: Question, router: TierRouter) -> MovePlan:
         rankings, windows, costs = self._asked(question)
-        return moved(router.plan(rankings, windows, costs, question.case.capacities), torch.device("cpu"))
+        return moved(router.plan(rankings, windows, costs, question.setting.capacities), torch.device("cpu"))
 
     def _asked(self, question: Question) -> tuple[Mapping[str, Tensor], Windows, Costs]:
         rankings = dict.fromkeys(self.rankings, question.scores())

@@ -40,8 +40,8 @@ class Line:
 
 
 @attrs.frozen
-class RouterCase:
-    """What a router is asked at the first event, and at later ones about the windows that stayed.
+class Setting:
+    """A case worked out: what a router is asked at the first event, and at later ones about the windows that stayed.
 
     Attributes:
         tier_bytes: bytes of one window by tier.
@@ -63,17 +63,34 @@ EVENTS = 3
 """Events of a case."""
 
 
+@attrs.frozen
+class RouterCase:
+    """How much a router is asked.
+
+    Attributes:
+        tiers: number of tiers.
+        lanes: lanes of the layer.
+        columns: windows of each lane, protected ones and filler included.
+        seed: decides costs, capacities and scores.
+    """
+
+    tiers: int
+    lanes: int
+    columns: int
+    seed: int
+
+    def setting(self) -> Setting:
+        """Capacities that fill some tiers and not others; many ties; columns in any order."""
+        dice = iter(uniform(self.seed, 500).tolist())
+        tier_bytes = tuple(_pick(dice, range(1, 41)) for _ in range(self.tiers))
+        most = self.columns * max(tier_bytes)
+        capacities = [_pick(dice, [None, most // 3, most // 2, _pick(dice, range(most + 1))]) for _ in range(self.lanes)]
+        return Setting(tier_bytes, tuple(capacities), tuple(_drawn_lane(dice, self.columns) for _ in capacities))
+
+
 def cases_of(tiers: int) -> SearchStrategy[RouterCase]:
-    """Capacities that fill some tiers and not others; many ties; columns in any order."""
-    return st.builds(_drawn, st.just(tiers), st.integers(1, 3), st.integers(0, 8), st.integers(0, 1000))
-
-
-def _drawn(tiers: int, lanes: int, columns: int, seed: int) -> RouterCase:
-    dice = iter(uniform(seed, 500).tolist())
-    tier_bytes = tuple(_pick(dice, range(1, 41)) for _ in range(tiers))
-    most = columns * max(tier_bytes)
-    capacities = tuple(_pick(dice, [None, most // 3, most // 2, _pick(dice, range(most + 1))]) for _ in range(lanes))
-    return RouterCase(tier_bytes, capacities, tuple(_drawn_lane(dice, columns) for _ in range(lanes)))
+    """Cases with that many tiers."""
+    return st.builds(RouterCase, st.just(tiers), st.integers(1, 3), st.integers(0, 8), st.integers(0, 1000))
 
 
 def _drawn_lane(dice: Iterator[float], columns: int) -> tuple[Line, ...]:
@@ -97,30 +114,30 @@ class Question:
     """One event of a case, as lists.
 
     Attributes:
-        case: the case.
+        setting: the case, worked out.
         event: which of its events.
         place: place of every line before; the number of tiers for what is gone.
         held: whether a line holds codes of a tier, by lane, line and tier.
     """
 
-    case: RouterCase
+    setting: Setting
     event: int
     place: list[list[int]]
     held: list[list[list[bool]]]
 
     def ranked(self, lane: int) -> list[int]:
         """Lines of a lane that are to be placed."""
-        lines = self.case.lanes[lane]
-        return [i for i, line in enumerate(lines) if line.kind == "candidate" and self.place[lane][i] < self.case.tiers]
+        lines = self.setting.lanes[lane]
+        return [i for i, line in enumerate(lines) if line.kind == "candidate" and self.place[lane][i] < self.setting.tiers]
 
     def windows(self) -> Windows:
         """The rectangle of windows."""
-        lanes = range(len(self.case.lanes))
+        lanes = range(len(self.setting.lanes))
         ranked = [set(self.ranked(lane)) for lane in lanes]
         candidate = self._table(lambda lane, i: i in ranked[lane], torch.bool)
         return Windows(
-            positions=self._table(lambda lane, i: self.case.lanes[lane][i].position, torch.int64),
-            present=candidate | self._table(lambda lane, i: self.case.lanes[lane][i].kind == "protected", torch.bool),
+            positions=self._table(lambda lane, i: self.setting.lanes[lane][i].position, torch.int64),
+            present=candidate | self._table(lambda lane, i: self.setting.lanes[lane][i].kind == "protected", torch.bool),
             candidate=candidate,
             place=self._table(lambda lane, i: self.place[lane][i] if i in ranked[lane] else PROTECTED, torch.int64),
             candidates=tuple(map(len, ranked)),
@@ -128,22 +145,22 @@ class Question:
 
     def scores(self) -> Tensor:
         """A score per window, fp32."""
-        return self._table(lambda lane, i: self.case.lanes[lane][i].scores[self.event], torch.float32)
+        return self._table(lambda lane, i: self.setting.lanes[lane][i].scores[self.event], torch.float32)
 
     def costs(self) -> Costs:
         """Bytes by tier, and who keeps codes; None as long as nobody does."""
-        tiers, held = self.case.tiers, [owned for lane in self.held for owned in lane]
+        tiers, held = self.setting.tiers, [owned for lane in self.held for owned in lane]
         if not any(itertools.chain.from_iterable(held)):
-            return Costs(self.case.tier_bytes)
-        shape = (len(self.case.lanes), len(self.case.lanes[0]), tiers)
-        return Costs(self.case.tier_bytes, torch.tensor(held, dtype=torch.bool).view(shape))
+            return Costs(self.setting.tier_bytes)
+        shape = (len(self.setting.lanes), len(self.setting.lanes[0]), tiers)
+        return Costs(self.setting.tier_bytes, torch.tensor(held, dtype=torch.bool).view(shape))
 
     def planned_bytes(self, lane: int, places: Sequence[int]) -> int:
         """What a plan takes in a lane: every ranked window at its place, and the codes that it keeps for colder ones."""
-        total, cost = 0, self.case.tier_bytes
+        total, cost = 0, self.setting.tier_bytes
         for i in self.ranked(lane):
-            if places[i] < self.case.tiers:
-                kept = [tier for tier in range(places[i] + 1, self.case.tiers) if self.held[lane][i][tier]]
+            if places[i] < self.setting.tiers:
+                kept = [tier for tier in range(places[i] + 1, self.setting.tiers) if self.held[lane][i][tier]]
                 total += cost[places[i]] + sum(cost[tier] for tier in kept)
         return total
 
@@ -151,23 +168,22 @@ class Question:
         """The next event: codes stay with a window, those finer than its tier go, and evicted windows are gone."""
         places, held = plan.place.tolist(), [[list(owned) for owned in lane] for lane in self.held]
         place = [list(lane) for lane in self.place]
-        for lane in range(len(self.case.lanes)):
+        for lane in range(len(self.setting.lanes)):
             for i in self.ranked(lane):
                 place[lane][i] = new = places[lane][i]
                 held[lane][i] = [
                     tier > 0 and (tier == new or (tier > new and owned)) for tier, owned in enumerate(held[lane][i])
                 ]
-        return Question(self.case, self.event + 1, place, held)
+        return Question(self.setting, self.event + 1, place, held)
 
     def _table(self, read: Callable[[int, int], object], dtype: torch.dtype) -> Tensor:
-        lanes, columns = len(self.case.lanes), len(self.case.lanes[0])
+        lanes, columns = len(self.setting.lanes), len(self.setting.lanes[0])
         rows = [[read(lane, i) for i in range(columns)] for lane in range(lanes)]
         return torch.tensor(rows, dtype=dtype).view(lanes, columns)
 
 
-def first_event(case: RouterCase) -> Question:
+def first_event(setting: Setting) -> Question:
     """The end of the prompt: whatever is ranked has just aged, and nothing owns codes."""
-    shape = [len(lane) for lane in case.lanes]
-    return Question(
-        case, 0, [[PROTECTED] * count for count in shape], [[[False] * case.tiers for _ in range(count)] for count in shape]
-    )
+    place = [[PROTECTED] * len(lane) for lane in setting.lanes]
+    held = [[[False] * setting.tiers for _ in lane] for lane in setting.lanes]
+    return Question(setting, 0, place, held)
