@@ -1,4 +1,4 @@
-"""What all contracts share: wrong test classes are refused, reports name everything, and nothing is collected by mistake."""
+"""What all contracts share: wrong test classes are refused, reports say everything, pytest collects only classes of ours."""
 
 import subprocess
 import sys
@@ -10,10 +10,9 @@ import pytest
 from tests.breaking import Break, passes, report
 
 import qevict.testing
-from qevict.contracts.scorer import Scorer
 from qevict.routers.greedy import GreedyTiers
 from qevict.scorers.cumulative import CumulativeAttention
-from qevict.testing import Contract, LawBroken, RouterContract, ScorerContract
+from qevict.testing import Contract, LawBroken, ScorerContract
 
 CONTRACTS = [value for name in qevict.testing.__all__ if isinstance(value := getattr(qevict.testing, name), type)]
 CONTRACTS = [each for each in CONTRACTS if issubclass(each, Contract)]
@@ -25,12 +24,16 @@ def test_a_class_without_a_part_is_told_to_name_one() -> None:
 
 
 def test_a_part_of_another_kind_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"TestRouter has GreedyTiers\(.*\) as its part; .*qevict.contracts.scorer.Scorer"):
+    with pytest.raises(
+        TypeError, match=r"TestRouter has GreedyTiers\(.*\) as its part; .*qevict.contracts.scorer.Scorer"
+    ):
         type("TestRouter", (ScorerContract,), {"part": GreedyTiers()})
 
 
 def test_a_class_in_place_of_an_instance_is_refused_with_the_remedy() -> None:
-    with pytest.raises(TypeError, match=r"has the class CumulativeAttention as its part; write `part = CumulativeAttent"):
+    with pytest.raises(
+        TypeError, match=r"has the class CumulativeAttention as its part; write `part = CumulativeAttent"
+    ):
         type("TestScorer", (ScorerContract,), {"part": CumulativeAttention})
 
 
@@ -38,7 +41,7 @@ def test_a_contract_may_be_derived_without_a_part() -> None:
     class MyContract(ScorerContract):
         examples: ClassVar[int] = 1
 
-    assert type("TestMine", (MyContract,), {"part": CumulativeAttention()}).examples == 1
+    passes(MyContract, CumulativeAttention(), "test_states_and_rankings_are_fp32")
 
 
 class Unequal(CumulativeAttention):
@@ -96,7 +99,17 @@ def test_every_law_says_in_words_what_it_is(contract: type[Contract[Any, Any]]) 
 
 def run_pytest(tmp_path: Path, text: str) -> str:
     (tmp_path / "test_mine.py").write_text(text, "utf-8")
-    argv = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), "-c", str(tmp_path / "none.ini")]
+    argv = [
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "--rootdir",
+        str(tmp_path),
+        "-c",
+        str(tmp_path / "none.ini"),
+    ]
     (tmp_path / "none.ini").write_text("[pytest]\n", "utf-8")
     done = subprocess.run([sys.executable, *argv, str(tmp_path)], capture_output=True, text=True, check=False)
     return done.stdout + done.stderr

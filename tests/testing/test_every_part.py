@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from qevict_template import KeyNorm
 
 from qevict.backends.reference import ReferenceAttention
 from qevict.ledgers.migration_stable import MigrationStable
@@ -25,6 +24,7 @@ from qevict.testing import (
     ScorerContract,
     StoreContract,
 )
+from qevict_template import KeyNorm
 
 KITS: Mapping[Kind, type[Contract[Any, Any]]] = {
     "scorer": ScorerContract,

@@ -63,8 +63,14 @@ class Synchronises(MigrationStable):
 
 
 BREAKS = (
-    Break("test_only_what_is_held_is_retained", RetainsWhatIsNotHeld(), "holds (False,) and goes to 0 retains codes of"),
-    Break("test_an_evicted_window_retains_nothing", RemembersTheEvicted(), "an evicted window that held (False, True) retains [False, True]"),
+    Break(
+        "test_only_what_is_held_is_retained", RetainsWhatIsNotHeld(), "holds (False,) and goes to 0 retains codes of"
+    ),
+    Break(
+        "test_an_evicted_window_retains_nothing",
+        RemembersTheEvicted(),
+        "an evicted window that held (False, True) retains [False, True]",
+    ),
     Break("test_codes_of_its_own_tier_stay", ForgetsItsOwnTier(), "in tier 0, of codes (True,) it retains [False]"),
     Break("test_it_is_pure", ChangesItsArguments(), "it changed the codes held"),
     Break("test_it_is_pure", Wavers(), "asked again, it retains others"),

@@ -50,11 +50,7 @@ class TestLlama3(OfModel):
         LlamaConfig(
             **SIZES,
             **parameters(
-                "llama3",
-                factor=8.0,
-                low_freq_factor=1.0,
-                high_freq_factor=4.0,
-                original_max_position_embeddings=64,
+                "llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64
             ),
         )
     )

@@ -16,7 +16,7 @@ from qevict.testing import ScorerContract
 
 @attrs.frozen
 class Unchecked(CumulativeAttention):
-    needs = frozenset({"mass"})  # type: ignore[assignment]
+    needs = frozenset({"mass"})  # type: ignore[arg-type]
 
 
 @attrs.frozen

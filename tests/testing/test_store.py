@@ -26,7 +26,10 @@ class Broken(DeviceMemory):
 
 class ReadsRounded(MemoryPool):
     def read(self, slots: Tensor) -> Codes:
-        return {name: array if array.dtype != torch.float32 else array.bfloat16().float() for name, array in super().read(slots).items()}
+        return {
+            name: array if array.dtype != torch.float32 else array.bfloat16().float()
+            for name, array in super().read(slots).items()
+        }
 
 
 class ReadsSorted(MemoryPool):

@@ -12,8 +12,8 @@ Needs ``pip install "qevict[testing]"``.
 """
 
 try:
-    import hypothesis as _hypothesis  # noqa: F401 - asked for here, so that one sentence says what is missing
-    import pytest as _pytest  # noqa: F401
+    import hypothesis  # noqa: F401 - asked for here, so that one sentence says what is missing
+    import pytest  # noqa: F401
 except ImportError as error:
     raise ImportError(f'qevict.testing needs pytest and hypothesis: pip install "qevict[testing]" ({error})') from error
 

@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 from torch import Tensor
 
-from qevict.contracts.backend import Attended, AttentionBackend, Query
+from qevict.contracts.backend import Attended, AttentionBackend
 from qevict.contracts.values import Need
 from qevict.quantizers.affine import PerChannel, PerToken
 from qevict.testing.contract import Capability, RegisteredContract, law, plain_law
 from qevict.testing.operators import Operators
 from qevict.testing.scenes import Answer, BackendCase, Codecs, Placed, Scene, lay_out, make_scene, plainly_attended
-from qevict.testing.values import Finding, close, copied, gap, map_tensors, moved, require, same_values
+from qevict.testing.values import Finding, close, copied, gap, moved, require, same_values
 
 LONG_WINDOWS = 128
 """Windows of the prompt over which no L x L matrix may be held."""
@@ -47,10 +47,7 @@ class BackendContract(RegisteredContract[AttentionBackend, BackendCase]):
 
     kind: ClassVar[type] = AttentionBackend
     examples: ClassVar[int] = 15
-    codecs: ClassVar[Codecs] = (
-        (PerChannel(2), PerToken(2)),
-        (PerChannel(8, torch.float32), PerToken(4)),
-    )
+    codecs: ClassVar[Codecs] = ((PerChannel(2), PerToken(2)), (PerChannel(8, torch.float32), PerToken(4)))
     window_tokens: ClassVar[int] = 4
     head_dim: ClassVar[int] = 16
 
@@ -92,7 +89,9 @@ class BackendContract(RegisteredContract[AttentionBackend, BackendCase]):
         scene = self._scene(attrs.evolve(case, lanes=1))
         places = scene.query.positions[0]
         first = int((places < 0).sum())
-        after = scene.first(0) + torch.arange(scene.keys[0, :, :, 0].numel()).view(-1, scene.window_tokens) > places[first]
+        after = (
+            scene.first(0) + torch.arange(scene.keys[0, :, :, 0].numel()).view(-1, scene.window_tokens) > places[first]
+        )
         other = attrs.evolve(
             scene,
             keys=torch.where(after[..., None], -3 * scene.keys, scene.keys),
@@ -100,7 +99,9 @@ class BackendContract(RegisteredContract[AttentionBackend, BackendCase]):
         )
         dense = (attrs.evolve(each, case=attrs.evolve(scene.case, dense=10)) for each in (scene, other))
         one, two = (self._attend(each, self._laid_out(each)).output[0, :, :, first] for each in dense)
-        require(close(one, two, 1e-6), f"later tokens changed what the query at {int(places[first])} gets: {gap(one, two)}")
+        require(
+            close(one, two, 1e-6), f"later tokens changed what the query at {int(places[first])} gets: {gap(one, two)}"
+        )
 
     @law("Splitting or ordering segments differently changes nothing beyond the tolerance.")
     def test_how_tokens_are_split_over_segments_changes_nothing(self, case: BackendCase) -> None:
@@ -110,7 +111,10 @@ class BackendContract(RegisteredContract[AttentionBackend, BackendCase]):
             other = attrs.evolve(scene, case=attrs.evolve(case, dense=dense, seed=case.seed))
             again = self._attend(other, self._laid_out(other, seed))
             tolerance = 1e-5 if case.dtype == torch.float32 else 4 * torch.finfo(case.dtype).eps
-            require(close(again.output, first.output, tolerance), f"output, split otherwise: {gap(again.output, first.output)}")
+            require(
+                close(again.output, first.output, tolerance),
+                f"output, split otherwise: {gap(again.output, first.output)}",
+            )
             require(close(again.lse, first.lse), f"log-sum-exp, split otherwise: {gap(again.lse, first.lse)}")
 
     @law("Mass is the softmax probability of a window, summed over the queries.", given_that=TELLS_MASS)

@@ -14,7 +14,7 @@ from hypothesis.errors import HypothesisException
 from hypothesis.strategies import SearchStrategy
 
 from qevict.registry.checks import checked
-from qevict.registry.kinds import CONTRACTS, Kind
+from qevict.registry.kinds import CONTRACTS
 from qevict.testing.values import Finding, require
 
 PartT = TypeVar("PartT")
@@ -140,9 +140,7 @@ def _skip_unless(capability: Capability | None, part: object) -> None:
         pytest.skip(f"{part!r} {capability.otherwise}")
 
 
-def _named_like(
-    judge: Callable[..., None], test: Callable[[AnyContract], None]
-) -> Callable[[AnyContract], None]:
+def _named_like(judge: Callable[..., None], test: Callable[[AnyContract], None]) -> Callable[[AnyContract], None]:
     """Carry name and docstring over; not the signature, in which pytest would look for fixtures."""
     test.__name__, test.__qualname__ = judge.__name__, judge.__qualname__
     test.__doc__, test.__module__ = judge.__doc__, judge.__module__
@@ -171,8 +169,10 @@ class Contract(Generic[PartT, CaseT]):
         if part is None and not cls.__name__.startswith("Test"):
             return  # a contract of its own, to derive from
         if not isinstance(part, cls.kind):
-            raise TypeError(f"{cls.__qualname__} has {_what_is(part)}; write `part = {_example(part, cls.kind)}` in it, "
-                            f"an instance of a subclass of {cls.kind.__module__}.{cls.kind.__qualname__}")
+            raise TypeError(
+                f"{cls.__qualname__} has {_what_is(part)}; write `part = {_example(part, cls.kind)}` in it, "
+                f"an instance of a subclass of {cls.kind.__module__}.{cls.kind.__qualname__}"
+            )
 
     def cases(self) -> SearchStrategy[CaseT]:
         """The cases that the laws are tried on."""
@@ -200,7 +200,7 @@ class RegisteredContract(Contract[PartT, CaseT]):
     @plain_law("A part has a name, implements its whole contract, and takes the arguments that its contract passes.")
     def test_the_registry_takes_it(self) -> None:
         kind = next(name for name, contract in CONTRACTS.items() if contract is self.kind)
-        checked(type(self.part), cast("Kind", kind))
+        checked(type(self.part), kind)
 
 
 def _what_is(part: object) -> str:

@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 
-
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
@@ -59,7 +58,7 @@ class Operators(TorchDispatchMode):
         self.largest = 0
         self._reads = _Reads(self.waits)
 
-    def __enter__(self) -> "Operators":
+    def __enter__(self) -> "Operators":  # noqa: PYI034 - beartype knows Self only where it decorates whole classes
         self._reads.__enter__()  # type: ignore[no-untyped-call]
         return super().__enter__()  # type: ignore[no-untyped-call,no-any-return]
 

@@ -112,7 +112,8 @@ class QuantizerContract(RegisteredContract[Quantizer, QuantizerCase]):
         coarse, tiny = self._parameters(x.shape[2], x.shape[3])
         fuzz = _ROUNDING * torch.maximum(low.abs(), high.abs())
         step = (high - low + coarse * low.abs() + tiny + fuzz) / (2**self.part.bits - 1) * (1 + 2 * coarse) + 2 * tiny
-        return step / 2 + fuzz + _ROUNDING * step
+        bound: Tensor = step / 2 + fuzz + _ROUNDING * step
+        return bound
 
     @plain_law("layout refuses windows that cannot be encoded with a PolicyError.")
     def test_the_layout_refuses_politely(self) -> None:

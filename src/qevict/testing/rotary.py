@@ -125,7 +125,9 @@ class RotaryContract(Contract[Rotary, RotaryCase]):
         for turn in (self.part.rotate, self.part.unrotate):
             turned, wanted = turn(keys, positions), turn(keys.float(), positions)
             require(turned.dtype == torch.float32, f"keys in {case.dtype} came back as {turned.dtype}")
-            require(same_bits(turned, wanted), f"keys in {case.dtype} turn otherwise than in fp32: {gap(turned, wanted)}")
+            require(
+                same_bits(turned, wanted), f"keys in {case.dtype} turn otherwise than in fp32: {gap(turned, wanted)}"
+            )
 
     @law("A frozen value: keys and positions are left alone, and each key turns by its own position only.")
     def test_keys_turn_one_by_one(self, case: RotaryCase) -> None:
@@ -137,7 +139,9 @@ class RotaryContract(Contract[Rotary, RotaryCase]):
             for lane in range(case.lanes):
                 alone = turn(keys[lane, :, -1:], positions[lane, :, -1:])
                 among = together[lane, :, -1:]
-                require(close(alone, among, 1e-6), f"the last key of lane {lane} turns otherwise alone: {gap(alone, among)}")
+                require(
+                    close(alone, among, 1e-6), f"the last key of lane {lane} turns otherwise alone: {gap(alone, among)}"
+                )
 
     @law("No host synchronisation: keys are turned at every step.")
     def test_the_host_never_waits(self, case: RotaryCase) -> None:

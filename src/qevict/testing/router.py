@@ -79,7 +79,10 @@ class RouterContract(RegisteredContract[TierRouter, RouterCase]):
             for router in (self.part, self.twin()):
                 again = self._plan(question, router)
                 equal = same_values(again, plan) and again.counts == plan.counts
-                require(equal, f"asked again at event {question.event}, it plans {again.place.tolist()}, {plan.place.tolist()} before")
+                require(
+                    equal,
+                    f"asked again at event {question.event}, it plans {again.place.tolist()}, {plan.place.tolist()} before",
+                )
 
     @law("Every window in exactly one place: a tier, or evicted.")
     def test_every_candidate_is_placed(self, case: RouterCase) -> None:
@@ -124,7 +127,10 @@ class RouterContract(RegisteredContract[TierRouter, RouterCase]):
                 for one, other in itertools.permutations(question.ranked(lane), 2):
                     alike = scores[lane][one] == scores[lane][other]
                     alike = alike and question.held[lane][one] == question.held[lane][other]
-                    early, late = question.setting.lanes[lane][one].position, question.setting.lanes[lane][other].position
+                    early, late = (
+                        question.setting.lanes[lane][one].position,
+                        question.setting.lanes[lane][other].position,
+                    )
                     finding = f"position {late} goes to {places[other]}, {early} with the same score to {places[one]}"
                     require(not alike or early > late or places[one] <= places[other], finding)
 

@@ -84,7 +84,9 @@ class RouterCase:
         dice = iter(uniform(self.seed, 500).tolist())
         tier_bytes = tuple(_pick(dice, range(1, 41)) for _ in range(self.tiers))
         most = self.columns * max(tier_bytes)
-        capacities = [_pick(dice, [None, most // 3, most // 2, _pick(dice, range(most + 1))]) for _ in range(self.lanes)]
+        capacities = [
+            _pick(dice, [None, most // 3, most // 2, _pick(dice, range(most + 1))]) for _ in range(self.lanes)
+        ]
         return Setting(tier_bytes, tuple(capacities), tuple(_drawn_lane(dice, self.columns) for _ in capacities))
 
 
@@ -128,7 +130,9 @@ class Question:
     def ranked(self, lane: int) -> list[int]:
         """Lines of a lane that are to be placed."""
         lines = self.setting.lanes[lane]
-        return [i for i, line in enumerate(lines) if line.kind == "candidate" and self.place[lane][i] < self.setting.tiers]
+        return [
+            i for i, line in enumerate(lines) if line.kind == "candidate" and self.place[lane][i] < self.setting.tiers
+        ]
 
     def windows(self) -> Windows:
         """The rectangle of windows."""
@@ -137,7 +141,8 @@ class Question:
         candidate = self._table(lambda lane, i: i in ranked[lane], torch.bool)
         return Windows(
             positions=self._table(lambda lane, i: self.setting.lanes[lane][i].position, torch.int64),
-            present=candidate | self._table(lambda lane, i: self.setting.lanes[lane][i].kind == "protected", torch.bool),
+            present=candidate
+            | self._table(lambda lane, i: self.setting.lanes[lane][i].kind == "protected", torch.bool),
             candidate=candidate,
             place=self._table(lambda lane, i: self.place[lane][i] if i in ranked[lane] else PROTECTED, torch.int64),
             candidates=tuple(map(len, ranked)),
@@ -156,7 +161,7 @@ class Question:
         return Costs(self.setting.tier_bytes, torch.tensor(held, dtype=torch.bool).view(shape))
 
     def planned_bytes(self, lane: int, places: Sequence[int]) -> int:
-        """What a plan takes in a lane: every ranked window at its place, and the codes that it keeps for colder ones."""
+        """What a plan takes in a lane: each ranked window at its place, and the codes that it keeps for colder tiers."""
         total, cost = 0, self.setting.tier_bytes
         for i in self.ranked(lane):
             if places[i] < self.setting.tiers:

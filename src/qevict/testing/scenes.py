@@ -1,7 +1,7 @@
-"""What a backend is asked to attend over, laid out in ever other ways, and the answer worked out plainly.
+"""What a backend is asked to attend over, laid out in one way or another, and the answer worked out plainly.
 
-A scene fixes what each lane holds: sinks, windows with a known decoded key and value by token, evicted windows that leave
-gaps, and an open window that is only partly written. A view says which windows lie densely and which as codes, in which
+A scene fixes what each lane holds: sinks, windows with a known decoded key and value by token, evicted windows that
+leave gaps, and an open window that is only partly written. A view says which windows lie densely and which as codes, in which
 slots and columns; the answer may not depend on it.
 """
 
@@ -352,4 +352,9 @@ def _tokens(scene: Scene, lane: int, head: int) -> tuple[Tensor, Tensor, Tensor,
             positions += [scene.first(window) + step for step in range(written)]
             keys.append(scene.keys[head, scene.block(lane, window), :written])
             values.append(scene.values[head, scene.block(lane, window), :written])
-    return torch.tensor(owners).long(), torch.tensor(positions).long(), torch.cat(keys).double(), torch.cat(values).double()
+    return (
+        torch.tensor(owners).long(),
+        torch.tensor(positions).long(),
+        torch.cat(keys).double(),
+        torch.cat(values).double(),
+    )
