@@ -1,4 +1,4 @@
-"""What all contracts share: wrong test classes are refused, reports say everything, pytest collects only classes of ours."""
+"""What all contracts share: wrong test classes are refused, and reports say everything."""
 
 import subprocess
 import sys

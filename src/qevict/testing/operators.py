@@ -21,7 +21,6 @@ WAITING = frozenset(
         "unique_dim",
         "unique_consecutive",
         "bincount",
-        "repeat_interleave.Tensor",
     }
 )
 """Operators whose result, or its shape, the host must wait for."""
@@ -77,8 +76,7 @@ class Operators(TorchDispatchMode):
     ) -> object:
         name = func.overloadpacket.__name__
         self.names[name] += 1
-        overload = f"{name}.{func._overloadname}"  # noqa: SLF001 - torch has no other name for it
-        if {name, overload} & WAITING or (name in _MASK_INDEXED and _has_mask(args[1])):
+        if name in WAITING or (name in _MASK_INDEXED and _has_mask(args[1])) or _unknown_repeats(name, kwargs):
             self.waits[name] += 1
         result = func(*args, **(kwargs or {}))
         if isinstance(result, Tensor):
@@ -109,3 +107,8 @@ class _Reads(TorchFunctionMode):
 def _has_mask(indices: object) -> bool:
     assert isinstance(indices, Sequence)
     return any(isinstance(index, Tensor) and index.dtype in {torch.bool, torch.uint8} for index in indices)
+
+
+def _unknown_repeats(name: str, kwargs: Mapping[str, object] | None) -> bool:
+    """Whether repeats that only the device knows decide a shape, which no ``output_size`` tells beforehand."""
+    return name == "repeat_interleave" and (kwargs or {}).get("output_size") is None

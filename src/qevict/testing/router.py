@@ -79,10 +79,8 @@ class RouterContract(RegisteredContract[TierRouter, RouterCase]):
             for router in (self.part, self.twin()):
                 again = self._plan(question, router)
                 equal = same_values(again, plan) and again.counts == plan.counts
-                require(
-                    equal,
-                    f"asked again at event {question.event}, it plans {again.place.tolist()}, {plan.place.tolist()} before",
-                )
+                plans = f"{again.place.tolist()}, not {plan.place.tolist()}"
+                require(equal, f"asked again at event {question.event}, it plans {plans}")
 
     @law("Every window in exactly one place: a tier, or evicted.")
     def test_every_candidate_is_placed(self, case: RouterCase) -> None:

@@ -161,7 +161,7 @@ class Question:
         return Costs(self.setting.tier_bytes, torch.tensor(held, dtype=torch.bool).view(shape))
 
     def planned_bytes(self, lane: int, places: Sequence[int]) -> int:
-        """What a plan takes in a lane: each ranked window at its place, and the codes that it keeps for colder tiers."""
+        """What a plan takes in a lane: each ranked window at its place, and the codes it keeps for colder tiers."""
         total, cost = 0, self.setting.tier_bytes
         for i in self.ranked(lane):
             if places[i] < self.setting.tiers:

@@ -1,8 +1,8 @@
 """What a backend is asked to attend over, laid out in one way or another, and the answer worked out plainly.
 
 A scene fixes what each lane holds: sinks, windows with a known decoded key and value by token, evicted windows that
-leave gaps, and an open window that is only partly written. A view says which windows lie densely and which as codes, in which
-slots and columns; the answer may not depend on it.
+leave gaps, and an open window that is only partly written. A view says which windows lie densely and which as codes,
+in which slots and columns; the answer may not depend on it.
 """
 
 import random
