@@ -47,7 +47,7 @@ class BackendContract(RegisteredContract[AttentionBackend, BackendCase]):
     """
 
     kind: ClassVar[type] = AttentionBackend
-    examples: ClassVar[int] = 15
+    examples: ClassVar[int] = 10
     codecs: ClassVar[Codecs] = ((PerChannel(2), PerToken(2)), (PerChannel(8, torch.float32), PerToken(4)))
     window_tokens: ClassVar[int] = 4
     head_dim: ClassVar[int] = 16
