@@ -29,13 +29,14 @@ def test_sharing_masses_changes_no_score(chat: Any, monkeypatch: pytest.MonkeyPa
         "wide": policies.qevict("20 %", window_tokens=32),
         "bare": policies.evict_only("20 %", sink_tokens=0),
     }
-    shared = measure(*chat, plans, load_needles()[:1])
+    model, tokenizer = chat
+    shared = measure(model, tokenizer, plans, load_needles()[:1])
 
     def alone(policy: Policy, _masses: object) -> Policy:
         return policy
 
     monkeypatch.setattr(needle, "_sharing", alone)
-    assert measure(*chat, plans, load_needles()[:1]) == shared
+    assert measure(model, tokenizer, plans, load_needles()[:1]) == shared
     assert len({scores[0].nats for scores in shared.values()}) == len(plans), "blind to the policy"
 
 
