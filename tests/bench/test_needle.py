@@ -1,6 +1,8 @@
 """The needle bench: one reading serves all policies and changes nothing; SmolLM2's figures stay in their bands."""
 
+import itertools
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +16,11 @@ from qevict.bench.models import load
 from qevict.bench.needle import FULL, Contestant, Score, contestants, guest, measure
 from qevict.bench.needles import load_needles
 from qevict.policy import Policy
+
+RECORD = json.loads((Path(__file__).parents[2] / "benchmarks" / "results" / "needle.json").read_text("utf-8"))
+BAND_PROMPTS = 8
+BAND = ("full", "QEvict, paper accounting, 20 %", "QEvict, 20 %", "evict-only, 20 %", "sinks + recent, 20 %")
+"""From better to worse."""
 
 
 @pytest.fixture(scope="module")
@@ -68,3 +75,34 @@ def test_only_what_excludes_zero_is_claimed() -> None:
     record = as_record(apart, command="x")
     assert record["figures"]["a"]["nats_by_prompt"] == [1.1, 1.4, 1.2]
     assert json.loads(json.dumps(record)) == record
+
+
+def recorded(name: str) -> float:
+    """Mean of the recorded nats on the first prompts."""
+    nats: list[float] = RECORD["figures"][name]["nats_by_prompt"][:BAND_PROMPTS]
+    return sum(nats) / len(nats)
+
+
+def test_the_record_is_of_this_field_and_its_full_cache_knows_every_answer() -> None:
+    figures = RECORD["figures"]
+    assert set(figures) == set(contestants(("20 %", "10 %")))
+    assert RECORD["prompts"] == len(load_needles()) == 48
+    assert max(figures[FULL]["nats_by_prompt"]) < 0.5
+    for name, row in figures.items():
+        if name != FULL and "paper" not in name:
+            assert row["exact"] <= float(name.rsplit(", ", 1)[1].removesuffix(" %")) / 100
+
+
+@pytest.mark.real
+def test_real_figures_stay_in_bands_that_exclude_the_next_worse_policy() -> None:
+    """The ladder's sixth rung: each mean stays nearer to its own record than to any other policy's."""
+    model, tokenizer = load()
+    field = contestants(("20 %",))
+    found = measure(model, tokenizer, {name: field[name].policy for name in BAND}, load_needles()[:BAND_PROMPTS])
+    for better, worse in itertools.pairwise(BAND):
+        gap = recorded(worse) - recorded(better)
+        assert gap > 0.1, f"on these prompts {better} is not told from {worse}"
+    for name, scores in found.items():
+        mean = sum(score.nats for score in scores) / len(scores)
+        nearest = min(BAND, key=lambda other: abs(recorded(other) - mean))
+        assert nearest == name, f"{name} now loses {mean:.2f} nats, recorded {recorded(name):.2f}"

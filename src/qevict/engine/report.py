@@ -6,8 +6,7 @@ from typing import Any
 
 import attrs
 import torch
-from rich.console import Console
-from rich.table import Table
+from rich.console import Console, Group
 
 from qevict.contracts.quantizer import Quantizer
 from qevict.engine.engine import Engine
@@ -72,7 +71,7 @@ class Report:
         """The same as JSON."""
         return json.dumps(self.as_dict(), indent=indent)
 
-    def __rich__(self) -> Table:
+    def __rich__(self) -> Group:
         return report_table(self)
 
     def __str__(self) -> str:

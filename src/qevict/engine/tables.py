@@ -3,7 +3,9 @@
 from typing import TYPE_CHECKING
 
 from rich import box
+from rich.console import Group
 from rich.table import Table
+from rich.text import Text
 
 if TYPE_CHECKING:
     from qevict.engine.report import Report
@@ -19,11 +21,9 @@ def in_units(count: int) -> str:
     return f"{count} B" if unit == 0 else f"{amount:.4g} {_UNITS[unit]}"
 
 
-def report_table(report: "Report") -> Table:
+def report_table(report: "Report") -> Group:
     """Bytes by kind, windows and bytes by tier, and how both accountings stand to the budget."""
-    shown = Table(
-        box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, caption=_caption(report), caption_justify="left"
-    )
+    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     shown.add_column("where")
     for heading in ("windows", "bytes", "of a full cache"):
         shown.add_column(heading, justify="right", no_wrap=True)
@@ -33,7 +33,7 @@ def report_table(report: "Report") -> Table:
             share = f"{100 * count / report.full_bytes:.1f} %" if report.full_bytes else ""
             shown.add_row(name, windows, in_units(count), share)
         shown.add_section()
-    return shown
+    return Group(shown, Text(f"\n{_in_words(report)}"))
 
 
 def _groups(report: "Report") -> tuple[list[tuple[str, str, int]], ...]:
@@ -44,7 +44,7 @@ def _groups(report: "Report") -> tuple[list[tuple[str, str, int]], ...]:
     return tiers, kinds, [(name, "", count) for name, count in totals.items() if count is not None]
 
 
-def _caption(report: "Report") -> str:
+def _in_words(report: "Report") -> str:
     tokens = ", ".join(map(str, report.tokens)) or "no"
     over = f"; over the budget by {in_units(report.overshoot_bytes)}" if report.overshoot_bytes else ""
     return (
