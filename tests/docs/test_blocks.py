@@ -1,25 +1,112 @@
-"""Every Python block of README and documentation runs, on the real model where it asks for it."""
+"""Every page does what it says: its blocks run in order, in one namespace and in one folder.
 
+A ``python`` block runs. What it prints contains the lines of a ``text title="output"`` block behind it.
+Any other block with a title is saved under that name; a ``toml`` block without one loads, where it has a schema.
+Of a ``console`` block, lines ``$ qevict ...`` run and print the lines below them; so does ``$ pytest ...``, where the
+contract kit is there. ``$ pip install -e FOLDER`` is played by hand, and other lines are not run.
+"""
+
+import contextlib
+import importlib.util
+import io
+import os
 import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+import qevict
+import qevict.errors
+
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-BLOCKS = [
-    pytest.param(block, id=f"{page.name}-{index}", marks=[pytest.mark.real] if "load()" in block else [])
-    for page in PAGES
-    for index, block in enumerate(
-        re.findall(r"^```python\n(.*?)^```", page.read_text("utf-8"), re.DOTALL | re.MULTILINE)
+SOURCE = Path(qevict.errors.__file__).parents[1]
+BLOCK = re.compile(r'^```(\w+)(?: title="(.+?)")?\n(.*?)^```$', re.DOTALL | re.MULTILINE)
+NEEDS_A_MODEL = re.compile(r"\bload\(\)|^\$ qevict (demo|generate|bench)", re.MULTILINE)
+HAS_KIT = importlib.util.find_spec("qevict.testing") is not None
+PROGRAMS = {"qevict": "qevict.cli"} | ({"pytest": "pytest -q -p no:cacheprovider"} if HAS_KIT else {})
+
+
+def pages() -> Iterator[object]:
+    for page in [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]:
+        text = page.read_text("utf-8")
+        blocks = "".join(match[0] + "\n" for match in BLOCK.finditer(text))
+        if blocks:
+            marks = [pytest.mark.real] if NEEDS_A_MODEL.search(blocks) else []
+            yield pytest.param(text, id=page.relative_to(ROOT).as_posix(), marks=marks)
+
+
+@pytest.mark.parametrize("text", pages())
+def test_page_does_what_it_says(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    namespace: dict[str, object] = {"__name__": "documentation"}
+    printed = ""
+    for language, title, block in BLOCK.findall(text):
+        if title == "output":
+            assert_shown(block, printed)
+        elif title:
+            Path(title).parent.mkdir(parents=True, exist_ok=True)
+            Path(title).write_text(block, "utf-8")
+        elif language == "python":
+            printed = printed_by(lambda block=block: exec(compile(block, "documentation", "exec"), namespace))  # type: ignore[misc]  # noqa: S102 - the documentation's own code
+        elif language == "toml" and "schema =" in block:
+            policy = qevict.loads(block)
+            assert qevict.loads(qevict.dumps(policy)) == policy
+        elif language == "console":
+            for line, shown in re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", block, re.MULTILINE):
+                assert_shown(shown, run(line))
+
+
+def printed_by(action: Callable[[], object]) -> str:
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        action()
+    return out.getvalue()
+
+
+def run(line: str) -> str:
+    """Run a line of the console in this folder; gives what it printed, or what it would have."""
+    program, _, rest = line.partition(" ")
+    if folder := re.match(r"pip install -e (\w+)", line):
+        install(Path(folder[1]))
+    if program not in PROGRAMS:
+        return ""
+    sources = os.pathsep.join(map(str, (*Path.cwd().glob("**/src"), Path.cwd(), SOURCE)))
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("QEVICT_") or "CACHE" in name}
+    done = subprocess.run(
+        f'"{sys.executable}" -m {PROGRAMS[program]} {rest}',
+        shell=True,  # noqa: S602 - the documentation's own lines, with their redirections
+        env=kept | {"PYTHONPATH": sources, "PYTHONIOENCODING": "utf-8"},
+        capture_output=True,
+        encoding="utf-8",
+        timeout=600,
+        check=False,
     )
-]
+    assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
+    return done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("block", BLOCKS)
-def test_block_runs(block: str) -> None:
-    exec(compile(block, "documentation", "exec"), {})  # noqa: S102 - the documentation's own code
+def install(project: Path) -> None:
+    """What ``pip install -e`` leaves behind of a plugin: its metadata, where Python looks for it."""
+    described = tomllib.loads((project / "pyproject.toml").read_text("utf-8"))["project"]
+    info = Path(f"{described['name'].replace('-', '_')}-{described['version']}.dist-info")
+    info.mkdir()
+    head = f"Metadata-Version: 2.1\nName: {described['name']}\nVersion: {described['version']}\n"
+    (info / "METADATA").write_text(head, "utf-8")
+    entries = "".join(f"{name} = {module}\n" for name, module in described["entry-points"]["qevict"].items())
+    (info / "entry_points.txt").write_text(f"[qevict]\n{entries}", "utf-8")
+
+
+def assert_shown(shown: str, printed: str) -> None:
+    """Each line that a page shows was printed; ``...`` stands for what a page leaves out."""
+    if printed:
+        flat = " ".join(printed.split())
+        for line in shown.splitlines():
+            assert " ".join(line.split()) in {"", "..."} or " ".join(line.split()) in flat, f"{line}\nnot in\n{printed}"
 
 
 def test_there_are_blocks() -> None:
-    assert len(BLOCKS) >= 4
+    assert len([*pages()]) >= 8
