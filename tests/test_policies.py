@@ -1,5 +1,6 @@
 """Presets: each is the composition that its paper describes, and every option reaches its part."""
 
+import inspect
 import math
 from collections.abc import Callable
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from qevict import policies
 from qevict.contracts.budget import Bytes, Fraction
 from qevict.errors import BudgetError, PolicyError
 from qevict.ledgers.migration_stable import MigrationStable
@@ -154,3 +156,10 @@ def test_one_token_windows_need_another_quantizer() -> None:
 def test_impossible_options_are_refused(preset: Preset, option: str, value: Any, message: str) -> None:
     with pytest.raises(PolicyError, match=message):
         preset("20 %", **{option: value})
+
+
+def test_every_preset_is_found_by_its_name() -> None:
+    functions = (
+        each for each in vars(policies).values() if inspect.isfunction(each) and not each.__name__.startswith("_")
+    )
+    assert {each.__name__: each for each in functions if each.__module__ == policies.__name__} == dict(policies.PRESETS)

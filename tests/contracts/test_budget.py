@@ -148,8 +148,8 @@ def test_absolute_budgets_do_not_follow_the_row(count: int, tokens: int, token_b
 @given(
     st.one_of(
         st.integers(1, 1000).map(lambda permille: Fraction(permille / 1000)),
-        st.integers(1, 2**50).map(Bytes),
-        st.integers(1, 2**50).map(Tokens),
+        st.integers(1, 2**70).map(Bytes),
+        st.integers(1, 2**70).map(Tokens),
     )
 )
 def test_what_a_budget_prints_can_be_read_again(budget: Budget) -> None:

@@ -2,14 +2,14 @@
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Final, cast
 
 import attrs
 
 from qevict.config.forms import Choice, Scalar
-from qevict.config.grammar import annotations_of, form_of, recipe_of
+from qevict.config.grammar import Record, annotations_of, form_of, recipe_of
 from qevict.config.problems import did_you_mean, gathering, refuse, suggestion
 from qevict.config.recipes import Check, Option, Recipe
 from qevict.contracts.budget import Fraction
@@ -24,7 +24,9 @@ ROOT: Final = "$"
 """The path of a whole file."""
 
 _PARTS: Final = tuple(field.name for field in attrs.fields(Policy) if field.default is attrs.NOTHING)
-_VERSION: Final = Option("schema", Scalar(f"the version of the schema, a whole number: {SCHEMA}", (int,), int), True)
+_VERSION: Final = Option(
+    "schema", Scalar(f"the version of the schema, a whole number: {SCHEMA}", (int,), int), required=True
+)
 _NAMES: Final = Choice(
     f"the name of a preset ({', '.join(PRESETS)}), or in its place all parts of a policy ({', '.join(_PARTS)})",
     tuple(PRESETS.items()),
@@ -59,7 +61,7 @@ def write_document(policy: Policy, registry: Registry) -> dict[str, object]:
     Raises:
         PolicyFileError: with every part and option that a file cannot hold.
     """
-    table = recipe_of(Policy, registry).write(policy, ROOT)
+    table = Record(Policy, registry).write(policy, ROOT)
     return {"schema": SCHEMA} | {key: table[key] for key in sorted(table, key=_PARTS.__contains__)}
 
 
@@ -84,11 +86,11 @@ class _Document(Recipe):
         super().__init__(self._build_inner, (_VERSION, *inner.options))
         self._inner = inner
 
-    def checks(self, values: Mapping[str, object]) -> Iterator[Check]:
-        return self._inner.checks(values)
+    def checks(self, values: Mapping[str, object], given: Iterable[str]) -> Iterator[Check]:
+        return self._inner.checks(values, given)
 
     def unknown(self, key: str) -> str:
-        return super().unknown(key) if suggestion(key, self.known) else self._inner.unknown(key)
+        return super().unknown(key) if suggestion(key, [_VERSION.key]) else self._inner.unknown(key)
 
     def _build_inner(self, *, schema: object, **values: object) -> object:
         return self._inner.build(**values)
@@ -101,11 +103,16 @@ class _Preset(Recipe):
         super().__init__(_call_preset, (_PRESET, *_arguments(PRESETS[name], registry)))
         self._name = name
 
-    def checks(self, values: Mapping[str, object]) -> Iterator[Check]:
+    def checks(self, values: Mapping[str, object], given: Iterable[str]) -> Iterator[Check]:
         """Where the options do not work together, try each without the others."""
-        required = {option.key: values.get(option.key, Fraction(1)) for option in self.options if option.required}
-        call = partial(PRESETS[self._name], **{key: each for key, each in required.items() if key != "preset"})
-        others = {key: each for key, each in values.items() if key in self.known and key not in required}
+        required = [option.key for option in self.options if option.required and option is not _PRESET]
+        anything = Fraction(
+            1
+        )  # what presets require is a budget; where it is wrong, the options are judged all the same
+        call = partial(PRESETS[self._name], **{key: values.get(key, anything) for key in required})
+        others = {
+            key: each for key, each in values.items() if key in self.known and key not in {*required, _PRESET.key}
+        }
         with contextlib.suppress(Exception):
             call(**others)
             return
@@ -118,12 +125,9 @@ class _Preset(Recipe):
 
 def _undecided(registry: Registry) -> Recipe:
     """For a file that names no preset and has no parts, or both: every option there is."""
-    options = dict.fromkeys(recipe_of(Policy, registry).options)
-    known: dict[str, Option] = {}
-    for preset in PRESETS.values():
-        options |= dict.fromkeys(_arguments(preset, registry))
-    for option in options:
-        known.setdefault(option.key, attrs.evolve(option, required=False))
+    options = [option for preset in PRESETS.values() for option in _arguments(preset, registry)]
+    options += recipe_of(Policy, registry).options
+    known = {option.key: attrs.evolve(option, required=False) for option in options}
     return Recipe(dict, (_PRESET, *known.values()))
 
 

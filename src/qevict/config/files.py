@@ -29,7 +29,7 @@ def load(path: str | os.PathLike[str], *, registry: Registry | None = None) -> P
     try:
         return loads(_text(Path(path)), registry=registry)
     except PolicyFileError as error:
-        raise PolicyFileError(error.problems, os.fspath(path)) from error.__cause__
+        raise PolicyFileError(error.problems, os.fspath(path)) from None
 
 
 def loads(text: str, *, registry: Registry | None = None) -> Policy:
@@ -42,7 +42,8 @@ def loads(text: str, *, registry: Registry | None = None) -> Policy:
     Raises:
         PolicyFileError: the text is no TOML or no policy; with all its problems and where they are.
     """
-    return read_document(_parsed(text), registry or default_registry())
+    with blame(ROOT):
+        return read_document(_parsed(text), registry or default_registry())
 
 
 def dumps(policy: Policy, *, registry: Registry | None = None) -> str:
@@ -56,12 +57,9 @@ def dumps(policy: Policy, *, registry: Registry | None = None) -> str:
         PolicyFileError: a part is not registered, or has an option that a file cannot hold.
     """
     registry = registry or default_registry()
-    text = tomli_w.dumps(write_document(policy, registry))
-    again = loads(text, registry=registry)
-    with blame(ROOT), gathering() as attempt:
-        for path in _differences(policy, again, ROOT):
-            with attempt():
-                refuse(path, "would be read back as something else; compose this policy in Python")
+    with blame(ROOT):
+        text = tomli_w.dumps(write_document(policy, registry))
+        _refuse_differences(policy, loads(text, registry=registry))
     return text
 
 
@@ -81,6 +79,13 @@ def _parsed(text: str) -> dict[str, object]:
         refuse(ROOT, "is not TOML that can be read: it is nested too deeply")
     except ValueError as error:  # a number of many thousand digits raises a plain one
         refuse(ROOT, f"is not TOML: {error}")
+
+
+def _refuse_differences(policy: Policy, again: Policy) -> None:
+    with gathering() as attempt:
+        for path in _differences(policy, again, ROOT):
+            with attempt():
+                refuse(path, "would be read back as something else; compose this policy in Python")
 
 
 def _differences(left: object, right: object, at: str) -> Iterator[str]:

@@ -1,13 +1,13 @@
 """Forms: the ways in which a value can stand in a file. Each reads what it writes."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import attrs
 
 from qevict.config.problems import blame, did_you_mean, gathering, refuse, shown, step
-from qevict.contracts.budget import Budget, parse_budget
+from qevict.contracts.budget import Budget, Bytes, Fraction, parse_budget
 from qevict.errors import PolicyFileError, Problem
 
 
@@ -99,8 +99,18 @@ class BudgetText(Form):
     def write(self, value: object, at: str) -> object:
         if not isinstance(value, Budget):
             raise self.wrong(value, at)
-        text = str(value)
-        return text if parse_budget(text) == value else repr(attrs.astuple(value)[0])
+        return next(text for text in _texts(value) if parse_budget(text) == value)
+
+
+def _texts(budget: Budget) -> Iterator[str]:
+    """Texts for a budget, the most readable first; the last one is exact."""
+    if isinstance(budget, Bytes):
+        units = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
+        yield from (f"{budget.count // unit} {name}" for name, unit in units if budget.count % unit == 0)
+    yield str(budget)
+    if isinstance(budget, Fraction):
+        yield f"{budget.share * 100} %"
+        yield repr(float(budget.share))
 
 
 @attrs.frozen

@@ -1,7 +1,9 @@
 """The grammar of files: from annotations to forms, and from names to parts."""
 
+import contextlib
 import enum
 import inspect
+import sys
 import types
 import typing
 from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping, Sequence
@@ -17,7 +19,7 @@ from qevict.config.forms import Array, BudgetText, Choice, Form, OneOf, Opaque, 
 from qevict.config.problems import blame, refuse, shown, step
 from qevict.config.recipes import Fields, Recipe
 from qevict.contracts.budget import Budget
-from qevict.errors import QevictError
+from qevict.errors import UnknownPartError
 from qevict.registry import Registry
 from qevict.registry.kinds import CONTRACTS, Kind, hook_name
 
@@ -31,11 +33,19 @@ def form_of(hint: object, registry: Registry) -> Form:
 
 
 def annotations_of(owner: Callable[..., object]) -> Mapping[str, object]:
-    """The annotations of a class or function, as far as they can be resolved."""
-    try:
-        return typing.get_type_hints(owner)
-    except Exception:  # noqa: BLE001 - names that only a type checker imports; each use then says so
-        return {}
+    """The annotations of a class or function, without those that name what only a type checker knows."""
+    found: dict[str, object] = {}
+    for each in reversed(inspect.getmro(owner)) if isinstance(owner, type) else (owner,):
+        for name, annotation in inspect.get_annotations(each).items():
+            with contextlib.suppress(Exception):
+                found[name] = _resolved(annotation, each)
+    return found
+
+
+def _resolved(annotation: object, owner: object) -> object:
+    """Evaluate an annotation that is text, alone, so that no other one can spoil it."""
+    alone = types.SimpleNamespace(__annotations__={"it": annotation})
+    return typing.get_type_hints(alone, dict(vars(owner)), vars(sys.modules[owner.__module__]))["it"]
 
 
 def recipe_of(cls: type, registry: Registry) -> Fields:
@@ -63,7 +73,7 @@ class Record(Form):
             raise self.wrong(raw, at)
         return recipe_of(self.cls, self.registry).read(raw, at)
 
-    def write(self, value: object, at: str) -> object:
+    def write(self, value: object, at: str) -> dict[str, object]:
         if type(value) is not self.cls:
             refuse(at, f"is a {path_of(type(value))}; only a {path_of(self.cls)} itself can stand here")
         return recipe_of(self.cls, self.registry).write(value, at)
@@ -113,10 +123,9 @@ class Part(Form):
         if not issubclass(cls, self.contract):
             refuse(at, f"expected a {self.kind}, got a {path_of(cls)}")
         name = str(getattr(cls, "name", ""))
-        try:
-            owner: type | None = self.registry.get(self.kind, name)
-        except QevictError:
-            owner = None
+        owner: type | None = None
+        with blame(at), contextlib.suppress(UnknownPartError):
+            owner = self.registry.get(self.kind, name)
         if owner is not cls:
             whose = f"that name belongs to {path_of(owner)}" if owner else "it exists in Python only"
             refuse(
@@ -184,8 +193,9 @@ def _union(hint: object, registry: Registry) -> Form | None:
     # None is what a file says by leaving the key out. A whole number is tried before a number that takes it.
     members = [each for each in typing.get_args(hint) if each is not types.NoneType]
     members.sort(key=lambda each: each is float)
-    rest = reduce(or_, members)
-    return _leaf(rest, registry) or OneOf(tuple(form_of(each, registry) for each in members))
+    if len(members) == 1:
+        return form_of(members[0], registry)
+    return _leaf(reduce(or_, members), registry) or OneOf(tuple(form_of(each, registry) for each in members))
 
 
 def _words(hint: object, _registry: Registry) -> Form | None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import difflib
+import functools
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -42,17 +43,17 @@ def gathering() -> Iterator[Callable[[], AbstractContextManager[None]]]:
         PolicyFileError: an attempt failed.
     """
     problems: list[Problem] = []
-
-    @contextlib.contextmanager
-    def attempt() -> Iterator[None]:
-        try:
-            yield
-        except PolicyFileError as error:
-            problems.extend(error.problems)
-
-    yield attempt
+    yield functools.partial(_attempt, problems)
     if problems:
         raise PolicyFileError(problems)
+
+
+@contextlib.contextmanager
+def _attempt(problems: list[Problem]) -> Iterator[None]:
+    try:
+        yield
+    except PolicyFileError as error:
+        problems.extend(error.problems)
 
 
 def step(at: str, key: str) -> str:

@@ -10,7 +10,7 @@ import attrs
 from qevict.config.forms import Form
 from qevict.config.problems import blame, did_you_mean, gathering, refuse, step, suggestion
 
-_FACTORY: Final = cast("type", attrs.Factory)  # a class, which attrs types as a function
+_FACTORY: Final = cast("Any", attrs.Factory)  # a class, which is typed as a function
 
 Check = tuple[str, Callable[[], object]]
 """A key, and a function that raises what is wrong with the value of that key."""
@@ -42,8 +42,13 @@ class Recipe:
         """The keys that the table may have."""
         return [option.key for option in self.options]
 
-    def checks(self, values: Mapping[str, object]) -> Iterator[Check]:
-        """Check each value by itself; a check may rely on those before it having run."""
+    def checks(self, values: Mapping[str, object], given: Iterable[str]) -> Iterator[Check]:
+        """Check each value by itself; a check may rely on those before it having run.
+
+        Args:
+            values: what could be read.
+            given: the keys of the table; those without a value were wrong.
+        """
         yield from ()
 
     def unknown(self, key: str) -> str:
@@ -59,13 +64,14 @@ class Recipe:
         values: dict[str, object] = {}
         with gathering() as attempt:
             for option in self.options:
-                with attempt():
+                where = step(at, option.key)
+                with attempt(), blame(where):
                     if option.key in table:
-                        values[option.key] = option.form.read(table[option.key], step(at, option.key))
+                        values[option.key] = option.form.read(table[option.key], where)
             for key, message in self._strays(table):
                 with attempt():
                     refuse(step(at, key), message)
-            for key, check in self.checks(values):
+            for key, check in self.checks(values, table):
                 with attempt(), blame(step(at, key)):
                     check()
         with blame(at):
@@ -100,14 +106,14 @@ class Fields(Recipe):
         )
         super().__init__(cls, options)
 
-    def checks(self, values: Mapping[str, object]) -> Iterator[Check]:
+    def checks(self, values: Mapping[str, object], given: Iterable[str]) -> Iterator[Check]:
         """Convert and validate field by field, on a draft that has only the fields that are fine."""
         draft: object = object.__new__(self._cls)
         for key, field in self._given.items():
             if key in values:
                 yield key, partial(_settle, draft, field, values[key])
         for field in self._fields.values():
-            if (field.alias or field.name) not in values:
+            if (field.alias or field.name) not in given:
                 _settle_default(draft, field)
         for key, field in self._given.items():
             if key in values and field.validator is not None and hasattr(draft, field.name):
@@ -123,7 +129,7 @@ class Fields(Recipe):
         with gathering() as attempt:
             for option, field in zip(self.options, self._given.values(), strict=True):
                 where, each = step(at, option.key), getattr(value, field.name)
-                with attempt():
+                with attempt(), blame(where):
                     if each is not None:
                         table[option.key] = option.form.write(each, where)
                     elif _default(field) is not None:
