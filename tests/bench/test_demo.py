@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from tests.footprint import reachable_bytes
 
 from qevict.bench.demo import EVICT, FULL, QEVICT, SINKS, contestants, run_policy, speeds, table, verdict
 from qevict.bench.examination import Examination
 from qevict.bench.models import load
 from qevict.bench.prompts import load_questions
+from qevict.testing.footprint import reachable_bytes
 
 pytestmark = pytest.mark.real
 

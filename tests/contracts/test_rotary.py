@@ -159,13 +159,6 @@ def test_position_zero_leaves_a_key_as_it_is_up_to_the_amplitude(model: LlamaFor
     assert torch.equal(rotary.rotate(keys, torch.zeros(4, dtype=torch.int64)), keys * rotary.amplitude)
 
 
-def test_inputs_are_not_changed() -> None:
-    rotary, keys, positions = read_rotary(MODELS["yarn"]), keys_at_random(6), torch.arange(6)
-    before = keys.clone()
-    rotary.unrotate(rotary.rotate(keys, positions), positions)
-    assert torch.equal(keys, before)
-
-
 @pytest.mark.parametrize(
     ("rope_type", "parameters"),
     [

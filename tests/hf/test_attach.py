@@ -9,7 +9,6 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from tests.footprint import reachable_tensors
 from tests.oracle import generate, prompts, tiny
 from transformers import (
     DynamicCache,
@@ -29,6 +28,7 @@ import qevict
 from qevict import errors, policies
 from qevict.hf.compat import CACHE_ARGUMENT
 from qevict.hf.names import BASES
+from qevict.testing.footprint import reachable_tensors
 from qevict_template import KeyNorm
 
 ASK: dict[str, Any] = {"max_new_tokens": 16, "do_sample": False}

@@ -6,13 +6,13 @@ import attrs
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.footprint import reachable_bytes
 from tests.oracle import prompts, tiny
 
 import qevict
 from qevict import policies
 from qevict.engine.wiring import stepped
 from qevict.hf.compat import CACHE_ARGUMENT
+from qevict.testing.footprint import reachable_bytes
 
 MODEL = tiny("llama", num_hidden_layers=2)
 

@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 import attrs
 import pytest
 import torch
-from tests.footprint import reachable_bytes, reachable_tensors
 from tests.oracle import assert_sensitive, generate, prompts, replay, tiny
 from torch import Tensor
 from transformers import DynamicCache
@@ -23,6 +22,7 @@ from qevict.quantizers.affine import PerChannel, PerToken
 from qevict.routers.greedy import GreedyTiers, rank_candidates
 from qevict.scorers.cumulative import CumulativeAttention
 from qevict.stores.memory import DeviceMemory
+from qevict.testing.footprint import reachable_bytes, reachable_tensors
 from qevict_template import KeyNorm
 
 

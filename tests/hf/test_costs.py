@@ -7,33 +7,11 @@ import attrs
 import pytest
 import torch
 from tests.oracle import prompts, tiny
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import qevict
 from qevict import policies
 from qevict.hf.compat import CACHE_ARGUMENT
-
-SYNCHRONISING = ("_local_scalar_dense", "nonzero", "masked_select", "item", "is_nonzero", "equal")
-
-
-class Operators(TorchDispatchMode):
-    """Counts operators; remembers those that wait for the device."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        self.names: Counter[str] = Counter()
-        self.waits: Counter[str] = Counter()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func.overloadpacket.__name__
-        self.names[name] += 1
-        if name in SYNCHRONISING or (name in {"index", "index_put", "index_put_"} and _boolean(args[1])):
-            self.waits[name] += 1
-        return func(*args, **(kwargs or {}))
-
-
-def _boolean(indices: Any) -> bool:
-    return any(index is not None and index.dtype == torch.bool for index in indices)
+from qevict.testing import Operators
 
 
 def decode(model: Any, cache: Any, mask: Any, steps: int) -> list[Operators]:

@@ -39,10 +39,6 @@ def stored(codes: Codes, name: str, kind: Kind) -> Tensor:
     return codes[name].double().unsqueeze(axis_of(kind))
 
 
-def same(left: Codes, right: Codes) -> bool:
-    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
-
-
 def smallest(dtype: torch.dtype) -> float:
     return torch.finfo(dtype).tiny * torch.finfo(dtype).eps
 
@@ -116,44 +112,6 @@ def test_values_beyond_the_parameters_range_stay_finite(kind: Kind, bits: int) -
 @pytest.mark.parametrize("parameters", [torch.float32, torch.bfloat16], ids=str)
 def test_wider_parameters_reach_them(kind: Kind, bits: int, parameters: torch.dtype) -> None:
     check_half_a_step(kind, kind(bits, parameters), 1e7 * normal(1, 2, 8, 16))
-
-
-@kinds
-@all_bits
-@parameter_dtypes
-def test_decode_is_a_function_of_the_codes_alone(kind: Kind, bits: int, parameters: torch.dtype) -> None:
-    """Bit for bit each time, also from copies, by another instance, and after others were encoded."""
-    quantizer = kind(bits, parameters)
-    codes = quantizer.encode(normal(2, 3, 8, 16))
-    copies = {name: array.clone() for name, array in codes.items()}
-    first = quantizer.decode(codes, 16)
-    kind(bits, parameters).encode(normal(2, 3, 8, 16, seed=1))
-    assert torch.equal(quantizer.decode(codes, 16), first)
-    assert torch.equal(kind(bits, parameters).decode(copies, 16), first)
-    assert same(codes, copies)
-
-
-@kinds
-@all_bits
-def test_encode_leaves_its_input_alone(kind: Kind, bits: int) -> None:
-    x = normal(2, 3, 8, 16)
-    before = x.clone()
-    kind(bits).encode(x)
-    assert torch.equal(x, before)
-
-
-@kinds
-@all_bits
-@parameter_dtypes
-def test_one_by_one_equals_together(kind: Kind, bits: int, parameters: torch.dtype) -> None:
-    """Windows and heads are strangers, whatever their neighbours hold."""
-    quantizer = kind(bits, parameters)
-    x = normal(2, 3, 8, 16) * torch.tensor([1.0, 100.0, 0.0])[:, None, None]
-    codes = quantizer.encode(x)
-    for head in range(2):
-        for window in range(3):
-            alone = quantizer.encode(x[head : head + 1, window : window + 1])
-            assert same(alone, {name: array[head : head + 1, window : window + 1] for name, array in codes.items()})
 
 
 # ── C25: constant, all-zero and nearly constant groups, beside a normal neighbour ──────────────────

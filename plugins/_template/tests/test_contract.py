@@ -1,67 +1,29 @@
-"""The laws of a scorer, on `KeyNorm`."""
+"""The laws of a scorer on `KeyNorm`, and what it is for."""
 
 import torch
-from torch import Tensor
 
 from qevict.contracts.scorer import IMPORTANCE
 from qevict.contracts.values import Observation, Windows
+from qevict.testing import ScorerContract
 from qevict_template import KeyNorm
 
-LANES, HEADS, TOKENS, HEAD_DIM, COLUMNS = 3, 2, 12, 4, 3
 
-
-def observe(dtype: torch.dtype = torch.float32) -> Observation:
-    generator = torch.Generator().manual_seed(0)
-    keys = torch.randn(LANES, HEADS, TOKENS, HEAD_DIM, generator=generator).to(dtype)
-    columns = torch.arange(-1, TOKENS - 1).div(4, rounding_mode="floor").expand(LANES, -1)
-    return Observation(columns=columns, windows=COLUMNS, keys=keys)
-
-
-def rank(observation: Observation) -> Tensor:
-    scorer, device = KeyNorm(), torch.device("cpu")
-    lanes, columns = observation.columns.shape[0], observation.windows
-    state = scorer.update(scorer.start(lanes, columns, device), observation)
-    filled = torch.ones(lanes, columns, dtype=torch.bool)
-    positions = torch.arange(columns).mul(4).expand(lanes, -1)
-    windows = Windows(positions, filled, filled, torch.zeros_like(positions), (columns,) * lanes)
-    return scorer.rank(state, windows)[IMPORTANCE]
+class TestKeyNorm(ScorerContract):
+    part = KeyNorm()
 
 
 def test_the_window_with_the_shortest_keys_ranks_highest() -> None:
-    observation = observe()
-    assert observation.keys is not None
-    observation.keys[:, :, observation.columns[0] == 1] *= 0.01
-    assert rank(observation).argmax(dim=1).tolist() == [1] * LANES
+    columns = torch.tensor([[-1, 0, 0, 1, 1, 2, 2]])  # a sink, then windows of two tokens
+    keys = torch.ones(1, 2, 7, 4)
+    keys[:, :, columns[0] == 1] *= 0.01
+    scorer, everywhere = KeyNorm(), torch.ones(1, 3, dtype=torch.bool)
+    state = scorer.update(scorer.start(1, 3, torch.device("cpu")), Observation(columns, windows=3, keys=keys))
+    windows = Windows(torch.tensor([[1, 3, 5]]), everywhere, everywhere, torch.zeros(1, 3).long(), (3,))
+    assert scorer.rank(state, windows)[IMPORTANCE].argmax(dim=1).tolist() == [1]
 
 
-def test_scores_are_fp32_and_pure() -> None:
-    observation = observe(torch.bfloat16)
-    assert observation.keys is not None
-    before = observation.keys.clone()
-    assert torch.equal(rank(observation), rank(observation))
-    assert torch.equal(observation.keys, before)
-    assert rank(observation).dtype == torch.float32
-
-
-def test_an_update_leaves_the_old_state_alone() -> None:
-    old = KeyNorm().start(LANES, COLUMNS, torch.device("cpu"))
-    KeyNorm().update(old, observe())
-    assert not old["norm"].any()
-
-
-def test_lanes_are_strangers() -> None:
-    both = observe()
-    assert both.keys is not None
-    alone = Observation(columns=both.columns[1:2], windows=COLUMNS, keys=both.keys[1:2])
-    assert torch.equal(rank(both)[1:2], rank(alone))
-
-
-def test_columns_and_unscored_tokens_do_not_matter() -> None:
-    seen = observe()
-    assert seen.keys is not None
-    order = torch.tensor([2, 0, 1])
-    moved = torch.where(seen.columns < 0, -1, order[seen.columns])
-    keys = seen.keys.clone()
-    keys[:, :, seen.columns[0] < 0] = 1e6
-    there = rank(Observation(columns=moved, windows=COLUMNS, keys=keys))
-    assert torch.equal(there[:, order], rank(seen))
+def test_tokens_of_no_window_are_not_counted() -> None:
+    """Sinks and pads have column -1."""
+    keys, nowhere = torch.ones(1, 2, 3, 4), torch.full((1, 3), -1)
+    state = KeyNorm().start(1, 2, torch.device("cpu"))
+    assert not KeyNorm().update(state, Observation(nowhere, windows=2, keys=keys))["norm"].any()

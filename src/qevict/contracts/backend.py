@@ -107,6 +107,7 @@ class AttentionBackend(ABC):
         * Mass of all windows and ``protected_mass`` add up to the number of (non-pad) queries, per query head.
         * ``mass`` alone equals the mass of ``attend`` and never holds an L x L matrix.
         * Filler columns and unwritten tokens get a probability of exactly 0.
+        * No host synchronisation: every step attends.
 
     Attributes:
         provides: what a scorer may need of this backend.

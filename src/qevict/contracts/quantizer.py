@@ -22,6 +22,7 @@ class Quantizer(ABC):
         * A group that is constant, and representable in the parameters' dtype, comes back exactly.
         * The arrays of a code are those of :meth:`layout`, so bytes are exact before anything is encoded.
         * Windows and heads are encoded apart: encoding them together or one by one gives the same codes.
+        * No host synchronisation: steps between events decode.
 
     Attributes:
         name: the name in files and on the command line.

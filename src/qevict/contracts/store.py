@@ -18,6 +18,8 @@ class Pool(ABC):
     Laws:
         * ``read(slots)`` returns bit for bit what the last ``write`` to these slots stored.
         * ``nbytes`` is the bytes of everything allocated, free slots included.
+        * A pool keeps copies: neither what was written nor what was read is tied to it.
+        * In an attended pool, slots that nothing was written to hold zeros: attention masks them, but reads them.
         * ``repack`` keeps the blocks of the given slots, in that order, in slots ``0 ... len - 1``.
     """
 

@@ -1,7 +1,6 @@
 """Counts the bytes of distinct storages that an object can reach, without asking it."""
 
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -9,7 +8,7 @@ from torch import Tensor
 _LEAVES = (str, bytes, int, float, bool, type(None), type, torch.dtype, torch.device)
 
 
-def reachable_tensors(root: Any) -> Iterator[Tensor]:
+def reachable_tensors(root: object) -> Iterator[Tensor]:
     """Every tensor reachable through attributes, slots and containers."""
     seen: set[int] = set()
     waiting = [root]
@@ -25,7 +24,7 @@ def reachable_tensors(root: Any) -> Iterator[Tensor]:
         waiting.extend(_children(item))
 
 
-def _children(item: Any) -> list[Any]:
+def _children(item: object) -> list[object]:
     if isinstance(item, dict):
         return [*item.keys(), *item.values()]
     if isinstance(item, list | tuple | set | frozenset):
@@ -35,7 +34,7 @@ def _children(item: Any) -> list[Any]:
     return [*own, *getattr(item, "__dict__", {}).values()]
 
 
-def reachable_bytes(root: Any) -> int:
+def reachable_bytes(root: object) -> int:
     """Bytes of the distinct storages."""
     storages = {}
     for tensor in reachable_tensors(root):

@@ -1,0 +1,68 @@
+"""Every registered part keeps the laws of its contract, by its defaults and in the configurations that matter."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+
+from qevict.backends.reference import ReferenceAttention
+from qevict.ledgers.migration_stable import MigrationStable
+from qevict.quantizers.affine import PerChannel, PerToken
+from qevict.registry import Kind, default_registry
+from qevict.registry.kinds import CONTRACTS, Part
+from qevict.routers.greedy import GreedyTiers
+from qevict.scorers.cumulative import CumulativeAttention
+from qevict.scorers.recency import Recency
+from qevict.stores.memory import DeviceMemory
+from qevict.testing import (
+    BackendContract,
+    Contract,
+    LedgerContract,
+    QuantizerContract,
+    RouterContract,
+    ScorerContract,
+    StoreContract,
+)
+from qevict_template import KeyNorm
+
+KITS: Mapping[Kind, type[Contract[Any, Any]]] = {
+    "scorer": ScorerContract,
+    "quantizer": QuantizerContract,
+    "router": RouterContract,
+    "ledger": LedgerContract,
+    "backend": BackendContract,
+    "store": StoreContract,
+}
+
+PARTS: tuple[Part, ...] = (
+    CumulativeAttention(),
+    CumulativeAttention(prompt_queries=16),
+    Recency(),
+    KeyNorm(),
+    *(kind(bits) for kind in (PerChannel, PerToken) for bits in (2, 3, 4, 8)),
+    *(kind(2, dtype) for kind in (PerChannel, PerToken) for dtype in (torch.bfloat16, torch.float32)),
+    GreedyTiers(),
+    GreedyTiers(shares=(0.3, 0.7)),
+    GreedyTiers(shares=(1.0, 0.0)),
+    GreedyTiers(shares=(0.2, 0.3, 0.5)),
+    MigrationStable(),
+    DeviceMemory(),
+    ReferenceAttention(),
+)
+
+
+def kind_of(part: Part) -> Kind:
+    return next(kind for kind, contract in CONTRACTS.items() if isinstance(part, contract))
+
+
+for number, part in enumerate(PARTS):
+    name = f"Test{type(part).__name__}{number}"
+    globals()[name] = type(name, (KITS[kind_of(part)],), {"part": part, "__module__": __name__})
+
+
+@pytest.mark.parametrize("kind", CONTRACTS)
+def test_every_registered_part_has_a_line_here(kind: Kind) -> None:
+    offered = {each.part for each in default_registry().inventory().parts if each.kind == kind}
+    missing = offered - {type(part) for part in PARTS}
+    assert not missing, f"add an instance of each to PARTS: {missing}"

@@ -1,0 +1,204 @@
+"""Each law of scorers is broken by some scorer, and the kit says so."""
+
+from collections.abc import Mapping
+
+import attrs
+import pytest
+import torch
+from tests.breaking import Break, breaks, laws_of, report
+from torch import Tensor
+
+from qevict.contracts.scorer import IMPORTANCE, State
+from qevict.contracts.values import Need, Observation, Windows
+from qevict.scorers.cumulative import CumulativeAttention
+from qevict.testing import ScorerContract
+
+
+@attrs.frozen
+class Unchecked(CumulativeAttention):
+    needs = frozenset({"mass"})  # type: ignore[arg-type]
+
+
+@attrs.frozen
+class ReadsKeys(CumulativeAttention):
+    def update(self, state: State, observation: Observation) -> State:
+        assert observation.keys is not None
+        return state
+
+
+@attrs.frozen
+class AddsInPlace(CumulativeAttention):
+    def update(self, state: State, observation: Observation) -> State:
+        assert observation.mass is not None
+        state["mass"].add_(observation.mass.mean(dim=1))
+        return state
+
+
+@attrs.frozen
+class ScalesTheObservation(CumulativeAttention):
+    def update(self, state: State, observation: Observation) -> State:
+        assert observation.mass is not None
+        return {"mass": state["mass"] + observation.mass.mul_(0.5).sum(dim=1)}
+
+
+@attrs.frozen
+class SortsPositions(CumulativeAttention):
+    def rank(self, state: State, windows: Windows) -> dict[str, Tensor]:
+        windows.positions.neg_()
+        return {IMPORTANCE: state["mass"]}
+
+
+@attrs.frozen(eq=False)
+class Remembers(CumulativeAttention):
+    calls: list[int] = attrs.field(factory=list, repr=False)
+
+    def rank(self, state: State, windows: Windows) -> dict[str, Tensor]:
+        self.calls.append(1)
+        return {IMPORTANCE: state["mass"] + len(self.calls)}
+
+
+@attrs.frozen
+class Double(CumulativeAttention):
+    def rank(self, state: State, windows: Windows) -> dict[str, Tensor]:
+        return {IMPORTANCE: state["mass"].double()}
+
+
+@attrs.frozen
+class Half(CumulativeAttention):
+    def update(self, state: State, observation: Observation) -> State:
+        return {name: array.half() for name, array in super().update(state, observation).items()}
+
+
+@attrs.frozen
+class InTheKeysDtype(CumulativeAttention):
+    """Right in fp32, wrong for every other model."""
+
+    needs = frozenset({Need.KEYS})
+
+    def update(self, state: State, observation: Observation) -> State:
+        assert observation.keys is not None
+        return {"mass": (state["mass"] + observation.keys.mean()).to(observation.keys.dtype)}
+
+
+@attrs.frozen
+class OneScoreForAll(CumulativeAttention):
+    def rank(self, state: State, windows: Windows) -> dict[str, Tensor]:
+        return {IMPORTANCE: state["mass"].mean(dim=1, keepdim=True)}
+
+
+@attrs.frozen
+class Silent(CumulativeAttention):
+    def rank(self, state: State, windows: Windows) -> Mapping[str, Tensor]:  # type: ignore[override]
+        return {}
+
+
+@attrs.frozen
+class StartsByColumn(CumulativeAttention):
+    def start(self, lanes: int, windows: int, device: torch.device) -> State:
+        return {"mass": torch.arange(windows, dtype=torch.float32, device=device).expand(lanes, windows)}
+
+
+@attrs.frozen
+class MixesLanes(CumulativeAttention):
+    def rank(self, state: State, windows: Windows) -> dict[str, Tensor]:
+        return {IMPORTANCE: state["mass"] - state["mass"].mean(dim=0)}
+
+
+@attrs.frozen
+class RanksByColumn(CumulativeAttention):
+    def rank(self, state: State, windows: Windows) -> dict[str, Tensor]:
+        return {IMPORTANCE: state["mass"] + torch.arange(windows.positions.shape[1])}
+
+
+@attrs.frozen
+class LooksAtItsNeighbour(CumulativeAttention):
+    def rank(self, state: State, windows: Windows) -> dict[str, Tensor]:
+        return {IMPORTANCE: state["mass"] + state["mass"].roll(1, dims=1)}
+
+
+@attrs.frozen
+class CountsFiller(CumulativeAttention):
+    def rank(self, state: State, windows: Windows) -> dict[str, Tensor]:
+        return {IMPORTANCE: state["mass"] / (windows.positions.amax(dim=1, keepdim=True) + 1)}
+
+
+@attrs.frozen
+class AsksForAnItem(CumulativeAttention):
+    def rank(self, state: State, windows: Windows) -> dict[str, Tensor]:
+        return {IMPORTANCE: state["mass"] / max(state["mass"].max().item(), 1.0)}
+
+
+@attrs.frozen
+class IndexesByMask(CumulativeAttention):
+    def rank(self, state: State, windows: Windows) -> dict[str, Tensor]:
+        scores = state["mass"].clone()
+        scores[scores < 0] = 0
+        return {IMPORTANCE: scores}
+
+
+@attrs.frozen
+class FindsNonzero(CumulativeAttention):
+    def rank(self, state: State, windows: Windows) -> dict[str, Tensor]:
+        return {IMPORTANCE: state["mass"] + 0 * windows.present.nonzero().shape[0]}
+
+
+@attrs.frozen
+class MakesLists(CumulativeAttention):
+    def rank(self, state: State, windows: Windows) -> dict[str, Tensor]:
+        return {IMPORTANCE: torch.tensor(state["mass"].tolist())}
+
+
+BREAKS = (
+    Break("test_it_declares_what_it_wants_to_see", Unchecked(), "needs is frozenset({'mass'})"),
+    Break("test_it_reads_only_what_it_declares", ReadsKeys(), "shown Need.MASS, update raised AssertionError"),
+    Break("test_it_changes_nothing_that_it_is_given", AddsInPlace(), "update changed the state"),
+    Break("test_it_changes_nothing_that_it_is_given", ScalesTheObservation(), "update changed the observation"),
+    Break("test_it_changes_nothing_that_it_is_given", SortsPositions(), "rank changed the windows"),
+    Break("test_it_says_the_same_again", Remembers(), "asked again, it ranks otherwise"),
+    Break("test_states_and_rankings_are_fp32", Double(), "ranking 'importance' is torch.float64"),
+    Break("test_states_and_rankings_are_fp32", Half(), "state 'mass' is torch.float16"),
+    Break("test_states_and_rankings_are_fp32", InTheKeysDtype(), "dtype=torch.bfloat16"),
+    Break("test_states_and_rankings_have_their_axes", OneScoreForAll(), "ranking 'importance' is (1, 1)"),
+    Break("test_states_and_rankings_have_their_axes", Silent(), "it returned no ranking"),
+    Break("test_every_window_starts_alike", StartsByColumn(), "windows=2"),
+    Break("test_a_lane_scores_alone_as_among_others", MixesLanes(), "lanes=2"),
+    Break("test_the_order_of_columns_means_nothing", RanksByColumn(), "shuffled, 'importance' differs"),
+    Break("test_the_order_of_columns_means_nothing", LooksAtItsNeighbour(), "shuffled, 'importance' differs"),
+    Break("test_absent_columns_change_nothing", CountsFiller(), "beside filler"),
+    Break("test_the_host_never_waits", AsksForAnItem(), "_local_scalar_dense"),
+    Break("test_the_host_never_waits", IndexesByMask(), "index_put_"),
+    Break("test_the_host_never_waits", FindsNonzero(), "nonzero"),
+    Break("test_the_host_never_waits", MakesLists(), "tolist"),
+)
+
+
+@breaks(*BREAKS)
+def test_a_broken_scorer_is_told_which_law_it_breaks(broken: Break) -> None:
+    report(ScorerContract, broken)
+
+
+def test_every_law_is_broken_by_some_scorer() -> None:
+    assert {each.law for each in BREAKS} == laws_of(ScorerContract)
+
+
+def test_the_smallest_case_is_shown() -> None:
+    text = report(ScorerContract, Break("test_a_lane_scores_alone_as_among_others", MixesLanes()))
+    assert "law: Lanes are strangers: a lane's scores depend on that lane alone." in text
+    assert "smallest case: ScorerCase(lanes=2, heads=1, windows=1, forwards=1, tokens=1, dtype=torch.float32" in text
+
+
+@pytest.mark.parametrize("need", Need)
+def test_a_scorer_is_shown_only_what_it_needs(need: Need) -> None:
+    seen: list[Observation] = []
+
+    @attrs.frozen
+    class Looks(CumulativeAttention):
+        needs = frozenset({need})
+
+        def update(self, state: State, observation: Observation) -> State:
+            seen.append(observation)
+            return state
+
+    type("Judged", (ScorerContract,), {"part": Looks()})().test_it_reads_only_what_it_declares()
+    shown = {name for each in seen for name in ("mass", "keys", "values") if getattr(each, name) is not None}
+    assert shown == {need.value}
