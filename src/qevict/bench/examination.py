@@ -105,7 +105,8 @@ def examine(
 
 
 def _ask(session: Any, tokenizer: Any, cache: Any, ids: Tensor, question: Question, watch: Watcher) -> Reply:
-    nats = answer_nats(session.model, cache.fork(), ids, *reply_ids(tokenizer, question))
+    lead, answer = reply_ids(tokenizer, question)
+    nats = float(reply_nats(session.model, cache.fork(), ids, [*lead, *answer])[len(lead) :].mean())
     out = session.generate(
         ids,
         cache=cache,
@@ -130,9 +131,8 @@ class _Watch(StoppingCriteria):
 
 
 @torch.no_grad()
-def answer_nats(model: Any, cache: Any, question: Tensor, lead: list[int], answer: list[int]) -> float:
-    """Mean nats of the answer, teacher-forced behind question and lead-in."""
-    target = torch.tensor(answer)
-    ids = torch.cat((question, torch.tensor([[*lead, *answer]], dtype=torch.long)), dim=1)
-    logits = model(ids, use_cache=True, **{CACHE_ARGUMENT: cache}).logits[0, -len(answer) - 1 : -1].float()
-    return float(torch.nn.functional.cross_entropy(logits, target))
+def reply_nats(model: Any, cache: Any, question: Tensor, reply: list[int]) -> Tensor:
+    """Negative log-likelihood in nats of each token of a reply, teacher-forced behind the question."""
+    ids = torch.cat((question, torch.tensor([reply])), dim=1)
+    logits = model(ids, use_cache=True, **{CACHE_ARGUMENT: cache}).logits[0, -len(reply) - 1 : -1].float()
+    return torch.nn.functional.cross_entropy(logits, ids[0, -len(reply) :], reduction="none")

@@ -17,6 +17,7 @@ class Figure:
 
     Attributes:
         nats: mean over the prompts.
+        sentence_nats: mean over the prompts, of the whole reply.
         exact: mean share of a full cache's bytes, right after the context.
         paper: the same in the paper's accounting.
         nats_by_prompt: in the order of the prompts.
@@ -25,6 +26,7 @@ class Figure:
     """
 
     nats: float
+    sentence_nats: float
     exact: float
     paper: float
     nats_by_prompt: tuple[float, ...]
@@ -41,6 +43,7 @@ def figures(field: Mapping[str, Contestant], scores: Mapping[str, Sequence[Score
         theirs = [score.nats for score in scores[against]] if against else None
         rows[name] = Figure(
             nats=_mean(nats),
+            sentence_nats=_mean([score.sentence_nats for score in own]),
             exact=_mean([score.exact for score in own]),
             paper=_mean([score.paper for score in own]),
             nats_by_prompt=nats,
@@ -62,14 +65,14 @@ def table(rows: Mapping[str, Figure]) -> Table:
     """The rows for a terminal."""
     shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     shown.add_column("policy")
-    for heading in ("nats", "exact", "paper"):
+    for heading in ("nats", "of the sentence", "exact", "paper"):
         shown.add_column(heading, justify="right", no_wrap=True)
     shown.add_column("compared with")
     shown.add_column("difference (95 %)", justify="right", no_wrap=True)
     for name, row in rows.items():
         difference = "" if row.difference is None else f"{row.difference.mean:+.2f} ({_interval(row.difference)})"
         shares = (f"{100 * share:.1f} %" for share in (row.exact, row.paper))
-        shown.add_row(name, f"{row.nats:.2f}", *shares, row.against or "", difference)
+        shown.add_row(name, f"{row.nats:.2f}", f"{row.sentence_nats:.2f}", *shares, row.against or "", difference)
     return shown
 
 

@@ -5,6 +5,7 @@ fp32 once and kept as a Hugging Face folder in the user's cache, so later runs s
 """
 
 import importlib.util
+import logging
 import os
 import shutil
 import subprocess
@@ -19,6 +20,7 @@ from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging as transformers_logging
 
 from qevict.errors import DemoModelError
 
@@ -120,6 +122,13 @@ def _explained(name_or_path: str | Path) -> Iterator[None]:
         allowed = f"{SMOLLM2!r}, a folder written by save_pretrained, or the hub id of a causal language model"
         reason = str(error).rstrip(".")
         raise DemoModelError(f"cannot load the model {name_or_path}: {reason}. Give {allowed}.") from error
+
+
+def quiet_libraries() -> None:
+    """Keep the bars and hints of other libraries from running through ours."""
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
 
 
 def _user_cache() -> Path:

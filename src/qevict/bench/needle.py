@@ -5,14 +5,16 @@ from typing import Any, ClassVar
 
 import attrs
 import torch
+from torch import Tensor
 
 import qevict
 from qevict import policies
-from qevict.bench.examination import answer_nats
+from qevict.bench.examination import reply_nats
 from qevict.bench.needles import Needle, document
 from qevict.bench.prompts import reply_ids, split_prompt
 from qevict.contracts.backend import Attended, AttentionBackend, Query, View
 from qevict.contracts.values import Need
+from qevict.engine.report import Report
 from qevict.policy import Policy
 from qevict.shapes import Mass
 
@@ -26,11 +28,13 @@ class Score:
 
     Attributes:
         nats: mean negative log-likelihood of the answer's tokens, teacher-forced behind question and lead-in.
+        sentence_nats: the same over the whole reply, lead-in included.
         exact: bytes of the compressed context relative to a full cache in the stored dtype.
         paper: the same in the paper's accounting.
     """
 
     nats: float
+    sentence_nats: float
     exact: float
     paper: float
 
@@ -107,17 +111,20 @@ def measure(
         for needle in needles:
             text = document(needle)
             context, question = (torch.tensor([ids]) for ids in split_prompt(tokenizer, text, needle.asked.question))
-            recording, reply = session.record(context), reply_ids(tokenizer, needle.asked)
+            recording, (lead, answer) = session.record(context), reply_ids(tokenizer, needle.asked)
             masses: _Masses = {}
             for name, policy in plans.items():
                 cache = qevict.Cache(model, _sharing(policy, masses))
                 recording.play_into(cache)
-                report = cache.report()
-                nats = answer_nats(model, cache, question, *reply)
-                full = report.full_bytes
-                found[name].append(Score(nats, report.exact_bytes / full, report.paper_bytes / full))
+                found[name].append(_score(cache.report(), reply_nats(model, cache, question, lead + answer), len(lead)))
                 tick()
     return found
+
+
+def _score(report: Report, nats: Tensor, lead_tokens: int) -> Score:
+    full = report.full_bytes
+    shares = report.exact_bytes / full, report.paper_bytes / full
+    return Score(float(nats[lead_tokens:].mean()), float(nats.mean()), *shares)
 
 
 _Masses = dict[tuple[object, ...], list[Mass]]

@@ -8,7 +8,7 @@ import json
 from importlib import resources
 
 import attrs
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase, TextStreamer
 
 from qevict.errors import DemoModelError
 
@@ -91,6 +91,28 @@ def split_prompt(tokenizer: PreTrainedTokenizerBase, document: str, question: st
 def chat_ids(tokenizer: PreTrainedTokenizerBase, message: str) -> list[int]:
     """Tokenize one user message and the header that opens the assistant's turn."""
     return _encode(tokenizer, _render(tokenizer, [_user(_stripped("message", message))]))
+
+
+def generation_ids(
+    tokenizer: PreTrainedTokenizerBase, document: str | None, message: str, *, raw: bool
+) -> tuple[list[int], list[int]]:
+    """Tokenize what is read before the message, if anything, and the message.
+
+    Args:
+        tokenizer: Any tokenizer; with a chat template both become one user message.
+        document: What is read first; None for nothing.
+        message: What is said.
+        raw: Take the texts as they are, without the template.
+    """
+    if raw or not tokenizer.chat_template:
+        first = [] if document is None else list(tokenizer(document)["input_ids"])
+        return first, list(tokenizer(message, add_special_tokens=document is None)["input_ids"])
+    return ([], chat_ids(tokenizer, message)) if document is None else split_prompt(tokenizer, document, message)
+
+
+def stream(tokenizer: PreTrainedTokenizerBase) -> TextStreamer:
+    """Make ``generate`` print its text as it comes."""
+    return TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
 
 
 def next_turn(tokenizer: PreTrainedTokenizerBase, question: str) -> list[int]:

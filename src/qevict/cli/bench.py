@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from qevict.cli.console import console, progress, quiet_libraries
+from qevict.cli.console import console, progress
 from qevict.cli.policies import DEFAULT_BUDGET, JsonOption, ModelOption, read_policy
 
 app = typer.Typer(help="Measure policies side by side.", no_args_is_help=True)
@@ -44,7 +44,7 @@ def needle(
     if write is not None and not write.parent.is_dir():
         raise typer.BadParameter(f"{write.parent} does not exist; make the folder first", param_hint="--write")
     from qevict.bench.figures import as_record, claims, figures, table
-    from qevict.bench.models import load
+    from qevict.bench.models import load, quiet_libraries
     from qevict.bench.needle import contestants, guest, measure
     from qevict.bench.needles import load_needles
     from qevict.bench.provenance import provenance
@@ -77,6 +77,7 @@ def demo(
 ) -> None:
     """Compress a document before any question is seen, then ask two questions about it."""
     from qevict.bench.demo import run, show
+    from qevict.bench.models import quiet_libraries
 
     quiet_libraries()
     with progress(10) as tick:

@@ -1,6 +1,5 @@
 """Consoles and progress bars."""
 
-import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -42,12 +41,3 @@ def progress(total: int) -> Iterator[Tick]:
                 bar.update(task, description=description)
 
         yield tick
-
-
-def quiet_libraries() -> None:
-    """Transformers' own bars and hints would run through ours."""
-    from transformers.utils import logging as transformers
-
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
-    transformers.set_verbosity_error()
-    transformers.disable_progress_bar()

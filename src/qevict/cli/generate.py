@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from qevict.cli.console import console, progress, quiet_libraries
+from qevict.cli.console import console, progress
 from qevict.cli.policies import BudgetOption, DtypeOption, JsonOption, ModelOption, PolicyArgument, read_policy
 from qevict.errors import InputError
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from qevict.engine.report import Report
+    from qevict.policy import Policy
 
 
 def generate(
@@ -41,30 +42,38 @@ def generate(
     compressed before the prompt is seen.
     """
     chosen = read_policy(policy, budget, dtype)
-    question = _read_prompt(prompt)
+    message = _read_prompt(prompt)
     document = None if context is None else _read_file(context)
-    from transformers import TextStreamer
-
-    import qevict
-    from qevict.bench.models import load
+    sampling = {"do_sample": True, "temperature": temperature} if temperature else {"do_sample": False}
+    from qevict.bench.models import load, quiet_libraries
+    from qevict.bench.prompts import generation_ids, stream
 
     quiet_libraries()
     with progress(1) as tick:
         tick(f"loading {model}")
         loaded, tokenizer = load(model)
-    first, rest = _ids(tokenizer, document, question, raw=raw)
-    streamer: Any = None if as_json else TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
-    sampling = {"do_sample": True, "temperature": temperature} if temperature else {"do_sample": False}
-    with qevict.attach(loaded, chosen) as session:
-        cache = session.cache() if first is None else session.prefill(first.to(loaded.device))
-        new = rest.to(loaded.device)
-        out = session.generate(new, cache=cache, max_new_tokens=max_new_tokens, streamer=streamer, **sampling)
-    report = cache.report()
+    first, rest = generation_ids(tokenizer, document, message, raw=raw)
+    wishes = {"max_new_tokens": max_new_tokens, "streamer": None if as_json else stream(tokenizer), **sampling}
+    new, report = _run(loaded, chosen, first, rest, wishes)
     if as_json:
-        text = tokenizer.decode(out[0, new.shape[1] :], skip_special_tokens=True)
+        text = tokenizer.decode(new, skip_special_tokens=True)
         typer.echo(json.dumps({"text": text, "report": report.as_dict()}, indent=2))
     else:
         console(stderr=True).print(report)
+
+
+def _run(
+    model: Any, policy: "Policy", first: list[int], rest: list[int], wishes: dict[str, Any]
+) -> "tuple[list[int], Report]":
+    """The new tokens, and what the cache holds after them."""
+    import torch
+
+    import qevict
+
+    with qevict.attach(model, policy) as session:
+        cache = session.prefill(torch.tensor([first], device=model.device)) if first else session.cache()
+        out = session.generate(torch.tensor([rest], device=model.device), cache=cache, **wishes)
+        return out[0, len(rest) :].tolist(), cache.report()
 
 
 def _read_prompt(prompt: str | None) -> str:
@@ -80,20 +89,3 @@ def _read_file(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"cannot read --context {path}: {error}") from error
-
-
-def _ids(tokenizer: Any, document: str | None, question: str, *, raw: bool) -> "tuple[Tensor | None, Tensor]":
-    """What is compressed before the prompt, if anything, and the prompt."""
-    import torch
-
-    from qevict.bench.prompts import chat_ids, split_prompt
-
-    plain = raw or not tokenizer.chat_template
-    if document is None:
-        own = tokenizer(question)["input_ids"] if plain else chat_ids(tokenizer, question)
-        return None, torch.tensor([own])
-    if plain:
-        first, rest = tokenizer(document)["input_ids"], tokenizer(question, add_special_tokens=False)["input_ids"]
-    else:
-        first, rest = split_prompt(tokenizer, document, question)
-    return torch.tensor([first]), torch.tensor([rest])

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import attrs
 import typer
 
-from qevict.cli.console import console, quiet_libraries
+from qevict.cli.console import console
 from qevict.cli.policies import BudgetOption, DtypeOption, JsonOption, PolicyArgument, read_policy
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def _wiring(policy: "Policy", model: str | None) -> "Wiring":
     from qevict.engine.wiring import Wiring
 
     if model is not None:
-        from qevict.bench.models import sketch
+        from qevict.bench.models import quiet_libraries, sketch
         from qevict.hf.support import wire
 
         quiet_libraries()
