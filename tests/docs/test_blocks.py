@@ -2,12 +2,11 @@
 
 A ``python`` block runs. What it prints contains the lines of a ``text title="output"`` block behind it.
 Any other block with a title is saved under that name; a ``toml`` block without one loads, where it has a schema.
-Of a ``console`` block, lines ``$ qevict ...`` run and print the lines below them; so does ``$ pytest ...``, where the
-contract kit is there. ``$ pip install -e FOLDER`` is played by hand, and other lines are not run.
+Of a ``console`` block, lines ``$ qevict ...`` and ``$ pytest ...`` run and print the lines below them,
+``$ pip install -e FOLDER`` is played by hand, and other lines are not run.
 """
 
 import contextlib
-import importlib.util
 import io
 import os
 import re
@@ -26,8 +25,7 @@ ROOT = Path(__file__).parents[2]
 SOURCE = Path(qevict.errors.__file__).parents[1]
 BLOCK = re.compile(r'^```(\w+)(?: title="(.+?)")?\n(.*?)^```$', re.DOTALL | re.MULTILINE)
 NEEDS_A_MODEL = re.compile(r"\bload\(\)|^\$ qevict (demo|generate|bench)", re.MULTILINE)
-HAS_KIT = importlib.util.find_spec("qevict.testing") is not None
-PROGRAMS = {"qevict": "qevict.cli"} | ({"pytest": "pytest -q -p no:cacheprovider"} if HAS_KIT else {})
+PROGRAMS = {"qevict": "qevict.cli", "pytest": "pytest -q -p no:cacheprovider"}
 
 
 def pages() -> Iterator[object]:
@@ -39,7 +37,7 @@ def pages() -> Iterator[object]:
             yield pytest.param(text, id=page.relative_to(ROOT).as_posix(), marks=marks)
 
 
-@pytest.mark.parametrize("text", pages())
+@pytest.mark.parametrize("text", [*pages()])
 def test_page_does_what_it_says(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
