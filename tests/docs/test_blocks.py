@@ -3,7 +3,7 @@
 A ``python`` block runs. What it prints contains the lines of a ``text title="output"`` block behind it.
 Any other block with a title is saved under that name; a ``toml`` block without one loads, where it has a schema.
 Of a ``console`` block, lines ``$ qevict ...`` and ``$ pytest ...`` run and print the lines below them,
-``$ pip install -e FOLDER`` is played by hand, and other lines are not run.
+``$ pip install -e FOLDER`` is played by hand, and other lines are not run. The Chinese README has the code of the other.
 """
 
 import contextlib
@@ -24,13 +24,13 @@ import qevict.errors
 ROOT = Path(__file__).parents[2]
 SOURCE = Path(qevict.errors.__file__).parents[1]
 BLOCK = re.compile(r'^```(\w+)(?: title="(.+?)")?\n(.*?)^```$', re.DOTALL | re.MULTILINE)
-NEEDS_A_MODEL = re.compile(r"\bload\(\)|^\$ qevict (demo|generate|bench)", re.MULTILINE)
+NEEDS_A_MODEL = re.compile(r"bench\.models import load|^\$ qevict (demo|generate|bench)", re.MULTILINE)
 STARTS_PROGRAMS = re.compile(r"^\$ (qevict|pytest) ", re.MULTILINE)
 PROGRAMS = {"qevict": "qevict.cli", "pytest": "pytest -q -p no:cacheprovider"}
 
 
 def pages() -> Iterator[object]:
-    for page in [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]:
+    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]:
         text = page.read_text("utf-8")
         blocks = "".join(match[0] + "\n" for match in BLOCK.finditer(text))
         if blocks:
