@@ -3,7 +3,9 @@
 A ``python`` block runs. What it prints contains the lines of a ``text title="output"`` block behind it.
 Any other block with a title is saved under that name; a ``toml`` block without one loads, where it has a schema.
 Of a ``console`` block, lines ``$ qevict ...`` and ``$ pytest ...`` run and print the lines below them,
-``$ pip install -e FOLDER`` is played by hand, and other lines are not run. The Chinese README has the code of the other.
+``$ pip install -e FOLDER`` is played by hand, and other lines are not run.
+
+The Chinese README is not run: ``test_reference.py`` holds its code equal to the other's.
 """
 
 import contextlib
