@@ -65,6 +65,20 @@ def compose(**changes: Any) -> Policy:
     return Policy(**(parts | changes))
 
 
+WORDS: tuple[type, ...] = (
+    Policy,
+    Tier,
+    Fraction,
+    Tokens,
+    CumulativeAttention,
+    GreedyTiers,
+    PerChannel,
+    PerToken,
+    MigrationStable,
+    ReferenceAttention,
+    DeviceMemory,
+)
+
 # ── Values ────────────────────────────────────────────────────────────────────────────────────────
 
 CHANGES: dict[str, Any] = {
@@ -113,6 +127,14 @@ def test_it_prints_its_parts() -> None:
     text = repr(compose())
     for part in ("CumulativeAttention", "GreedyTiers", "PerChannel", "PerToken", "MigrationStable", "0.2", "'int2'"):
         assert part in text
+
+
+@pytest.mark.parametrize("name", [None, *CHANGES])
+def test_what_it_prints_makes_it_again_and_leaves_defaults_out(name: str | None) -> None:
+    policy = compose() if name is None else compose(**{name: CHANGES[name]})
+    words = {each.__name__: each for each in WORDS}
+    assert eval(repr(policy), words | {"torch": torch}) == policy  # noqa: S307 - our own text
+    assert "min_tokens" not in repr(compose())
 
 
 def test_defaults_are_those_of_the_paper() -> None:

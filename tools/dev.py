@@ -84,8 +84,8 @@ FORMAT = Check("ruff format", module("ruff", "format", "--check", "."))
 MYPY = Check("mypy", module("mypy"))
 FLOORS = Check("lint-imports", (str(SCRIPTS / f"lint-imports{SUFFIX}"),))
 DOCS = Check("mkdocs", module("mkdocs", "build", "--strict", "--quiet"))
-TESTS = Check("pytest", module("pytest", "-m", "not real"))
-REAL = Check("pytest, real model", module("pytest", "-m", "real"))
+TESTS = Check("pytest", module("pytest", "-n", "auto", "-m", "not real"))
+REAL = Check("pytest, real model", module("pytest", "-m", "real and not exhaustive"))
 DEMO = Check("demo", module("qevict.cli", "demo"))
 
 

@@ -60,7 +60,13 @@ def _both_or_neither(keys: Quantizer | None, values: Quantizer | None, name: str
         raise PolicyError(msg)
 
 
-@attrs.frozen
+def _told(value: "Policy | Tier") -> str:
+    """The call that makes the value, without what is as by default."""
+    fields = (field for field in attrs.fields(type(value)) if getattr(value, field.name) != field.default)
+    return f"{type(value).__name__}({', '.join(f'{field.name}={getattr(value, field.name)!r}' for field in fields)})"
+
+
+@attrs.frozen(repr=False)
 class Tier:
     """An ordered place for windows.
 
@@ -85,6 +91,9 @@ class Tier:
             raise PolicyError(msg)
         _both_or_neither(self.keys, self.values, self.name)
 
+    def __repr__(self) -> str:
+        return _told(self)
+
     @property
     def codec(self) -> tuple[Quantizer, Quantizer] | None:
         """Quantizers of keys and values, or None for full precision."""
@@ -98,7 +107,7 @@ def _tiers(value: Iterable[Tier]) -> tuple[Tier, ...]:
     return tuple(value)
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen(kw_only=True, repr=False)
 class Policy:
     """What is kept of a KV cache, where and how: a value that compares, hashes and prints.
 
@@ -161,6 +170,9 @@ class Policy:
 
     def __deepcopy__(self, _memo: object) -> "Policy":
         return self
+
+    def __repr__(self) -> str:
+        return _told(self)
 
     @property
     def protected_tokens(self) -> int:

@@ -124,8 +124,10 @@ def nats(model: Any, tokenizer: PreTrainedTokenizerBase, text: str, asked: promp
 
 
 @pytest.mark.real
-@pytest.mark.slow
-@each_needle
+@pytest.mark.parametrize(
+    "needle",
+    [pytest.param(needle, marks=pytest.mark.exhaustive if place >= 4 else ()) for place, needle in enumerate(NEEDLES)],
+)
 def test_real_the_answer_is_known_with_the_fact_and_not_without(
     smollm2: tuple[Any, PreTrainedTokenizerBase], needle: Needle
 ) -> None:

@@ -1,5 +1,8 @@
 """A recorded prompt leaves every cache as if the model had read the prompt for it."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 from tests.oracle import prompts, tiny
@@ -76,3 +79,18 @@ def test_what_cannot_be_recorded_is_refused() -> None:
         session.record(ids[:, :0])
     with pytest.raises(NotAttachedError):
         session.record(ids)
+
+
+def test_a_recording_is_freed_as_soon_as_it_is_dropped() -> None:
+    """It is the largest thing in memory, and cannot wait for the collector of cycles."""
+    ids, _ = prompts(40)
+    gc.disable()
+    try:
+        with qevict.attach(MODEL, policies.full()) as session:
+            recording = session.record(ids)
+            keys = weakref.ref(recording.incoming[0].keys)
+            recording.play_into(session.cache())
+            del recording
+        assert keys() is None
+    finally:
+        gc.enable()

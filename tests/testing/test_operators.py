@@ -10,7 +10,7 @@ from qevict.testing import Operators
 X, REPEATS = torch.arange(4.0), torch.tensor([1, 1, 2, 0])
 
 WAIT: dict[str, Callable[[], object]] = {
-    "item": lambda: X[0].item(),
+    "item": X[0].item,
     "bool": lambda: bool(X[0] > 0),
     "int": lambda: int(X[0]),
     "index": lambda: [1, 2][X[1].long()],

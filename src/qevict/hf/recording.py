@@ -62,7 +62,8 @@ class _Recorder:
     incoming: list[Incoming] = attrs.field(factory=list)
 
     def step(self, index: int, incoming: Incoming) -> Tensor:
-        self.incoming.append(attrs.evolve(incoming, native=_unread))
+        # The keys come with their layer, which would keep recorder and recording alive in a circle.
+        self.incoming.append(attrs.evolve(incoming, keys=incoming.keys.detach(), native=_unread))
         return incoming.native(incoming.keys, incoming.values)
 
 

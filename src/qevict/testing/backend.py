@@ -11,9 +11,10 @@ from torch import Tensor
 from qevict.contracts.backend import Attended, AttentionBackend
 from qevict.contracts.values import Need
 from qevict.quantizers.affine import PerChannel, PerToken
+from qevict.testing.answers import Answer, plainly_attended
 from qevict.testing.contract import Capability, RegisteredContract, law, plain_law
 from qevict.testing.operators import Operators
-from qevict.testing.scenes import Answer, BackendCase, Codecs, Placed, Scene, lay_out, make_scene, plainly_attended
+from qevict.testing.scenes import BackendCase, Codecs, Placed, Scene, lay_out, make_scene
 from qevict.testing.values import Finding, close, copied, gap, moved, require, same_values
 
 LONG_WINDOWS = 128
@@ -46,7 +47,7 @@ class BackendContract(RegisteredContract[AttentionBackend, BackendCase]):
     """
 
     kind: ClassVar[type] = AttentionBackend
-    examples: ClassVar[int] = 15
+    examples: ClassVar[int] = 10
     codecs: ClassVar[Codecs] = ((PerChannel(2), PerToken(2)), (PerChannel(8, torch.float32), PerToken(4)))
     window_tokens: ClassVar[int] = 4
     head_dim: ClassVar[int] = 16

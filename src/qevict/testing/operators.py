@@ -88,7 +88,7 @@ class _Reads(TorchFunctionMode):
     """Notes the reading methods."""
 
     def __init__(self, waits: Counter[str]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._waits = waits
 
     def __torch_function__(

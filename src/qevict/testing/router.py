@@ -43,7 +43,7 @@ class RouterContract(RegisteredContract[TierRouter, RouterCase]):
     """
 
     kind: ClassVar[type] = TierRouter
-    examples: ClassVar[int] = 40
+    examples: ClassVar[int] = 25
     rankings: ClassVar[tuple[str, ...]] = (IMPORTANCE,)
 
     def cases(self) -> SearchStrategy[RouterCase]:

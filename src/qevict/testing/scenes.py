@@ -1,4 +1,4 @@
-"""What a backend is asked to attend over, laid out in one way or another, and the answer worked out plainly.
+"""What a backend is asked to attend over, laid out in one way or another.
 
 A scene fixes what each lane holds: sinks, windows with a known decoded key and value by token, evicted windows that
 leave gaps, and an open window that is only partly written. A view says which windows lie densely and which as codes,
@@ -294,67 +294,3 @@ def _lent(scene: Scene, quantizer: Quantizer, codes: Codes, shelf: _Shelf, fille
     for name, array in arrays.items():
         array[:, slots] = codes[name][:, blocks]
     return arrays
-
-
-@attrs.frozen(eq=False)
-class Answer:
-    """What attention over a scene is, in double precision.
-
-    Attributes:
-        output: ``[lanes, heads, group, queries, head_dim]``.
-        lse: ``[lanes, heads, group, queries]``; -inf for pads.
-        mass: ``[lanes, heads * group, windows + 1]``, by number of the window.
-        protected: ``[lanes, heads * group]``.
-    """
-
-    output: Tensor
-    lse: Tensor
-    mass: Tensor
-    protected: Tensor
-
-
-def plainly_attended(scene: Scene) -> Answer:
-    """Lane after lane and head after head, over the decoded keys and values of whatever is there."""
-    case, query = scene.case, scene.query
-    answer = Answer(
-        torch.zeros(query.vectors.shape, dtype=torch.float64),
-        torch.zeros(query.vectors.shape[:4], dtype=torch.float64),
-        torch.zeros(case.lanes, case.heads * case.group, case.windows + 1, dtype=torch.float64),
-        torch.zeros(case.lanes, case.heads * case.group, dtype=torch.float64),
-    )
-    for lane in range(case.lanes):
-        for head in range(case.heads):
-            owners, positions, keys, values = _tokens(scene, lane, head)
-            logits = query.vectors[lane, head].double() @ keys.T * query.scaling
-            logits = logits.masked_fill(positions > query.positions[lane, :, None], -torch.inf)
-            shares = logits.softmax(-1).nan_to_num(nan=0.0)  # a pad sees nothing
-            answer.output[lane, head] = shares @ values
-            answer.lse[lane, head] = logits.logsumexp(-1)
-            own = slice(head * case.group, (head + 1) * case.group)
-            by_token = shares.sum(1)
-            answer.protected[lane, own] = by_token[:, owners < 0].sum(-1)
-            answer.mass[lane, own] = by_token.new_zeros(case.group, case.windows + 1).index_add(
-                1, owners[owners >= 0], by_token[:, owners >= 0]
-            )
-    return answer
-
-
-def _tokens(scene: Scene, lane: int, head: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Window (-1 for a sink), position, key and value of every token that is there."""
-    length, case = int(scene.lengths[lane]), scene.case
-    sinks = min(case.sinks, length)
-    owners, positions = [-1] * sinks, [*range(sinks)]
-    keys, values = [scene.sink_keys[lane, head, :sinks]], [scene.sink_values[lane, head, :sinks]]
-    for window in range(case.windows + 1):
-        written = min(scene.window_tokens, length - scene.first(window))
-        if scene.kept[lane][window] and written > 0:
-            owners += [window] * written
-            positions += [scene.first(window) + step for step in range(written)]
-            keys.append(scene.keys[head, scene.block(lane, window), :written])
-            values.append(scene.values[head, scene.block(lane, window), :written])
-    return (
-        torch.tensor(owners).long(),
-        torch.tensor(positions).long(),
-        torch.cat(keys).double(),
-        torch.cat(values).double(),
-    )

@@ -1,0 +1,70 @@
+"""The needle bench: one reading serves all policies and changes nothing; SmolLM2's figures stay in their bands."""
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from tests.chat import save_chat_model
+
+from qevict import policies
+from qevict.bench import needle
+from qevict.bench.figures import as_record, claims, figures
+from qevict.bench.models import load
+from qevict.bench.needle import FULL, Contestant, Score, contestants, guest, measure
+from qevict.bench.needles import load_needles
+from qevict.policy import Policy
+
+
+@pytest.fixture(scope="module")
+def chat(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return load(save_chat_model(tmp_path_factory.mktemp("chat")))
+
+
+def test_sharing_masses_changes_no_score(chat: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    plans = {
+        "evict": policies.evict_only("20 %"),
+        "last queries": policies.evict_only("20 %", prompt_queries=16),
+        "qevict": policies.qevict("20 %"),
+        "wide": policies.qevict("20 %", window_tokens=32),
+        "bare": policies.evict_only("20 %", sink_tokens=0),
+    }
+    model, tokenizer = chat
+    shared = measure(model, tokenizer, plans, load_needles()[:1])
+
+    def alone(policy: Policy, _masses: object) -> Policy:
+        return policy
+
+    monkeypatch.setattr(needle, "_sharing", alone)
+    assert measure(model, tokenizer, plans, load_needles()[:1]) == shared
+    assert len({scores[0].nats for scores in shared.values()}) == len(plans), "blind to the policy"
+
+
+def test_the_field_is_complete_and_stores_16_bits() -> None:
+    field = contestants(("20 %", "10 %"))
+    assert len(field) == 1 + 2 * 7
+    assert all(own.policy.dtype == torch.bfloat16 for own in field.values())
+    assert all(own.against in field for name, own in field.items() if name != FULL)
+    windows = {own.policy.window_tokens for own in field.values()}
+    assert windows == {1, 8, 32}
+
+
+def test_a_guest_meets_qevict_at_its_own_budget() -> None:
+    field = contestants(("20 %",))
+    assert guest(policies.evict_only("20 %"), field).against == "QEvict, 20 %"
+    assert guest(policies.evict_only("30 %"), field).against == FULL
+
+
+def test_only_what_excludes_zero_is_claimed() -> None:
+    one = {"full": Contestant(policies.full(), None), "a": Contestant(policies.full(), "full")}
+
+    def scores(*nats: float) -> list[Score]:
+        return [Score(each, each, 1.0, 1.0) for each in nats]
+
+    apart = figures(one, {"full": scores(0.1, 0.2, 0.1), "a": scores(1.1, 1.4, 1.2)})
+    assert list(claims(apart)) == ["a: 1.10 nats more than full (+1.00 to +1.20)"]
+    mixed = figures(one, {"full": scores(0.1, 1.5, 0.1), "a": scores(1.1, 0.2, 0.2)})
+    assert list(claims(mixed)) == []
+    record = as_record(apart, command="x")
+    assert record["figures"]["a"]["nats_by_prompt"] == [1.1, 1.4, 1.2]
+    assert json.loads(json.dumps(record)) == record
