@@ -1,0 +1,119 @@
+"""The reference is complete: what can be used stands in it, and what it links to is there."""
+
+import ast
+import inspect
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import cast
+
+import click
+import pytest
+import typer.main
+from tests.oracle import prompts, tiny
+
+import qevict
+from qevict import errors
+from qevict.cli import app
+from qevict.registry import Registry, hookspecs
+from qevict.registry.kinds import CONTRACTS, hook_name
+from qevict.registry.switches import DISABLE, TRACE
+
+ROOT = Path(__file__).parents[2]
+REFERENCE = ROOT / "docs" / "reference"
+READMES = (ROOT / "README.md", ROOT / "README.zh-CN.md")
+ERRORS = [each for _, each in inspect.getmembers(errors, inspect.isclass) if each.__module__ == errors.__name__]
+
+
+def read(name: str) -> str:
+    return (REFERENCE / name).read_text("utf-8")
+
+
+@pytest.mark.parametrize("hook", [hook_name(kind) for kind in CONTRACTS])
+def test_every_hook_stands_there_with_its_signature(hook: str) -> None:
+    signature = re.sub(r"(?:\w+\.)+", "", str(inspect.signature(getattr(hookspecs, hook))))
+    assert f"| `{hook}{signature}` |" in read("hooks.md")
+
+
+def test_no_hook_is_missing() -> None:
+    specified = {name for name in vars(hookspecs) if name.startswith("qevict_")}
+    assert specified == set(map(hook_name, CONTRACTS))
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda each: str(each.__name__))
+def test_every_error_is_documented(error: type) -> None:
+    """One directive documents the module, and what has a docstring of its own is on the page."""
+    assert re.search(r"^::: qevict\.errors$", read("errors.md"), re.MULTILINE)
+    assert "__doc__" in vars(error)
+    assert error.__doc__
+
+
+def commands(command: click.Command, words: tuple[str, ...] = ("qevict",)) -> Iterator[tuple[str, click.Command]]:
+    """Every command that does something, with the words that call it."""
+    children: Mapping[str, click.Command] = getattr(command, "commands", {})
+    if not children:
+        yield " ".join(words), command
+    for name, child in children.items():
+        yield from commands(child, (*words, name))
+
+
+COMMANDS = dict(commands(cast("click.Command", typer.main.get_command(app))))
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_and_option_is_documented(name: str) -> None:
+    page = read("cli.md")
+    assert f"| `{name}` |" in page
+    section = page.partition(f"\n## {name}\n")[2].partition("\n## ")[0]
+    documented = set(re.findall(r"^\| `(--[a-z-]+)` \|", section, re.MULTILINE))
+    options = {option for each in COMMANDS[name].params for option in each.opts if option.startswith("--")}
+    assert documented == options - {"--help"}
+
+
+@pytest.mark.parametrize("word", [DISABLE, TRACE, "| 0 |", "| 1 |", "| 2 |", "--version"])
+def test_exit_codes_and_switches_are_documented(word: str) -> None:
+    assert word in read("cli.md")
+
+
+def test_every_built_in_part_is_listed() -> None:
+    page, parts = read("parts.md"), Registry(entry_points=()).inventory().parts
+    assert len(parts) == len(re.findall(rf"^\| `\w+` \| (?:{'|'.join(CONTRACTS)}) \|", page, re.MULTILINE))
+    for each in parts:
+        assert f"| `{each.name}` | {each.kind} | `{each.part.__name__}` |" in page
+        assert f"::: {each.part.__module__}.{each.part.__name__}\n" in page
+
+
+def test_every_kind_of_bytes_is_explained() -> None:
+    model = tiny("llama")
+    with qevict.attach(model, qevict.policies.qevict("40 %")) as session:
+        kinds = session.prefill(prompts(100)[0]).report().bytes_by_kind
+    assert set(kinds) == set(re.findall(r"^\| `([a-z ]+)` \|", read("report.md"), re.MULTILINE))
+
+
+def test_both_readmes_link_to_each_other() -> None:
+    for own, other in (READMES, READMES[::-1]):
+        assert f"]({other.name})" in own.read_text("utf-8").partition("\n## ")[0]
+
+
+def test_both_readmes_have_the_same_sections_code_and_figures() -> None:
+    """Comments may differ."""
+    one, other = (each.read_text("utf-8") for each in READMES)
+    assert one.count("\n## ") == other.count("\n## ")
+    assert code_of(one) == code_of(other)
+    assert figures_of(one) == figures_of(other)
+
+
+def code_of(text: str) -> list[str]:
+    blocks = re.findall(r"^```(python|toml|text)[^\n]*\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    return [ast.dump(ast.parse(block)) if language == "python" else block for language, block in blocks]
+
+
+def figures_of(text: str) -> list[str]:
+    rows = "\n".join(re.findall(r"^\|.*", text, re.MULTILINE))
+    return re.findall(r"\d+(?:\.\d+)?", rows)
+
+
+@pytest.mark.parametrize("page", [*READMES, ROOT / "CONTRIBUTING.md"], ids=lambda each: str(each.name))
+def test_relative_links_lead_somewhere(page: Path) -> None:
+    targets = re.findall(r"\]\((?!https?://|#)([^)#]+)", page.read_text("utf-8"))
+    assert [target for target in targets if not (ROOT / target).exists()] == []
