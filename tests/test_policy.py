@@ -159,6 +159,10 @@ def test_with_tier_names_the_tiers_on_a_miss_and_still_validates() -> None:
         compose().with_tier("int4", keys=PerChannel(4))
     with pytest.raises(PolicyError, match="only one of keys and values; give both or neither"):
         compose().with_tier("int2", keys=None)
+    with pytest.raises(
+        PolicyError, match=r"no field 'bits'; fields: name, keys, values, store; .*PerChannel\(bits=4\)"
+    ):
+        compose().with_tier("int2", bits=4)
 
 
 def test_the_codec_of_a_tier() -> None:
@@ -257,7 +261,7 @@ def test_shares_that_do_not_match_the_tiers_are_refused(tiers: tuple[Tier, ...],
     [
         ("0 %", "must be positive"),
         ("150 %", "at most 1.*budget=None"),
-        ("1.5", "at most 1.*budget=None"),
+        ("1.5", "no unit.*at most 1.*None for no limit"),
         ("-20 %", "cannot read budget '-20 %'; allowed"),
         ("a lot", "cannot read budget 'a lot'; allowed"),
         ("3 parsecs", "unknown budget unit 'parsecs'.*allowed"),

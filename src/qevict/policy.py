@@ -183,8 +183,15 @@ class Policy:
         """A policy in which one tier is changed: ``policy.with_tier("int2", keys=PerChannel(bits=4), ...)``.
 
         Raises:
-            PolicyError: no tier has that name.
+            PolicyError: no tier has that name, or a tier has no such field.
         """
+        fields = [field.name for field in attrs.fields(Tier)]
+        if unknown := [field for field in changes if field not in fields]:
+            msg = (
+                f"a tier has no field {', '.join(map(repr, unknown))}; fields: {', '.join(fields)}; bits belong to a "
+                "quantizer: keys=PerChannel(bits=4), values=PerToken(bits=4)"
+            )
+            raise PolicyError(msg)
         if name not in {tier.name for tier in self.tiers}:
             msg = f"no tier is named {name!r}; tiers: {', '.join(tier.name for tier in self.tiers)}"
             raise PolicyError(msg)

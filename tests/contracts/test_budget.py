@@ -81,7 +81,13 @@ def test_parts_of_a_token_are_refused() -> None:
         parse_budget("1.9 tokens")
 
 
-@pytest.mark.parametrize("text", ["100.1 %", "1.01", "20", "1e400 %"])
+def test_a_number_without_a_unit_is_told_the_units() -> None:
+    with pytest.raises(BudgetError, match="'20' has no unit, and a share is at most 1: write '20 %'"):
+        parse_budget("20")
+    assert parse_budget("0.2") == Fraction(0.2)
+
+
+@pytest.mark.parametrize("text", ["100.1 %", "1e400 %"])
 def test_shares_above_one_are_refused(text: str) -> None:
     with pytest.raises(BudgetError, match=r"at most 1|must be positive"):
         parse_budget(text)

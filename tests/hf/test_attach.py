@@ -248,16 +248,40 @@ class TestModes:
             model(ids[:, :1], **{CACHE_ARGUMENT: cache})
         assert cache.get_seq_length() == 61
 
-    def test_rankings_that_break_the_contract(self) -> None:
-        @attrs.frozen
-        class Whole(KeyNorm):
-            def rank(self, state: Any, windows: Any) -> Any:
-                return {"importance": windows.positions}
+    @pytest.mark.parametrize(
+        ("method", "answer", "words"),
+        [
+            ("rank", lambda seen: {"importance": seen.positions}, "must rank in float32"),
+            ("rank", lambda seen: seen.positions.float(), "rankings by name.*got a Tensor"),
+            ("rank", lambda _: {}, "no ranking"),
+            ("update", lambda seen: seen.keys, "a state with the names that it starts with.*got a Tensor"),
+            ("update", lambda seen: {"sum": seen.keys.sum()}, r"\['norm'\]; got \['sum'\]"),
+            ("update", lambda seen: {"norm": torch.zeros(1, seen.windows).half()}, "state in float32.*float16"),
+            ("update", lambda seen: {"norm": torch.zeros(seen.windows)}, r"over lanes and windows \(1, "),
+        ],
+    )
+    @pytest.mark.usefixtures("unchecked")
+    def test_answers_of_a_scorer_that_break_its_contract(self, method: str, answer: Any, words: str) -> None:
+        def says(_self: object, _state: object, seen: Any) -> Any:
+            return answer(seen)
 
         model, (ids, _) = tiny(), prompts(60)
-        policy = attrs.evolve(policies.evict_only("50 %"), scorer=Whole())
-        with qevict.attach(model, policy) as session, pytest.raises(errors.ContractError, match=r"'key_norm'.*float32"):
+        scorer = attrs.frozen(type("Odd", (KeyNorm,), {method: says}))()
+        policy = attrs.evolve(policies.evict_only("50 %"), scorer=scorer)
+        with (
+            qevict.attach(model, policy) as session,
+            pytest.raises(errors.ContractError, match=f"scorer 'key_norm'.*{words}"),
+        ):
             session.prefill(ids)
+
+    @pytest.mark.parametrize("ids", [[1, 2], torch.tensor([1, 2]), torch.ones(1, 4), torch.ones(1, 0).long(), None])
+    @pytest.mark.usefixtures("unchecked")
+    def test_what_are_no_ids(self, ids: Any) -> None:
+        model = tiny()
+        with qevict.attach(model, policies.full()) as session:
+            for read in (session.prefill, session.record, session.generate):
+                with pytest.raises(errors.InputError):
+                    read(ids)
 
     def test_a_refused_input_leaves_the_cache_usable(self) -> None:
         model, (ids, _) = tiny(), prompts(60)

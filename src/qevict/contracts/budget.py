@@ -96,6 +96,9 @@ def parse_budget(text: str) -> Budget:
     if unit not in {"%", ""} and not math.isfinite(amount * _UNITS.get(unit, 1)):
         msg = f"budget {text!r} is not a number of bytes; {_ALLOWED}"
         raise BudgetError(msg)
+    if unit == "" and amount > 1:
+        msg = f"budget {text!r} has no unit, and a share is at most 1: write '{match[1]} %', or a unit; {_ALLOWED}"
+        raise BudgetError(msg)
     if unit in {"%", ""}:
         return Fraction(amount / 100 if unit else amount)
     if match[1].isdecimal():

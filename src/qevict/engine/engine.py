@@ -1,6 +1,6 @@
 """The engine: attend, score, record, plan, apply, for every layer of one cache."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import attrs
 import torch
@@ -9,12 +9,13 @@ from torch import Tensor
 from qevict.contracts.backend import View
 from qevict.contracts.values import Costs, Need, Observation, Windows
 from qevict.engine import mover
+from qevict.engine.checks import check_rankings, check_state
 from qevict.engine.clock import Arrival, Clock, refuse
 from qevict.engine.layer import Layer
 from qevict.engine.mover import Move
 from qevict.engine.records import Grid
 from qevict.engine.wiring import Wiring
-from qevict.errors import BudgetExceededError, ContractError, InterruptedCacheError
+from qevict.errors import BudgetExceededError, InterruptedCacheError
 
 Native = Callable[[Tensor, Tensor], Tensor]
 """The model's own attention over ``[rows, kv_heads, tokens, head_dim]`` keys and values, masks and all."""
@@ -162,15 +163,18 @@ class Engine:
 
     def _score(self, layer: Layer, grid: Grid, arrival: Arrival, observation: Observation) -> None:
         """Score and record."""
-        if layer.records.state or self.wiring.policy.scorer.needs:
-            layer.remember(grid, self.wiring.policy.scorer.update(layer.state(grid), observation))
+        scorer, old = self.wiring.policy.scorer, layer.records.state
+        if old or scorer.needs:
+            state = scorer.update(layer.state(grid), observation)
+            check_state(scorer.name, state, old, tuple(grid.present.shape))
+            layer.remember(grid, state)
 
     def _route(self, index: int, layer: Layer, grid: Grid, arrival: Arrival) -> None:
         """Plan; apply at once if the plan's counts are known, else when the forward ends."""
         assert self.clock.offset is not None
         policy, windows = self.wiring.policy, layer.windows(grid, arrival)
         rankings = policy.scorer.rank(layer.state(grid), windows)
-        _check_rankings(policy.scorer.name, rankings, windows)
+        check_rankings(policy.scorer.name, rankings, windows)
         budgets = self._lane_budgets(layer, index, arrival)
         costs = Costs(self.wiring.tier_bytes, self._kept(layer, grid, windows))
         capacities = [self._capacity(budget) for budget in budgets]
@@ -246,24 +250,6 @@ class Engine:
             self.pending.clear()
         self.clock.finish(arrival)
         self.arrival = None
-
-
-def _check_rankings(scorer: str, rankings: Mapping[str, Tensor], windows: Windows) -> None:
-    """Hold a scorer to its contract.
-
-    Raises:
-        ContractError: a ranking is missing, not fp32, or not one value per window.
-    """
-    for name, ranking in rankings.items():
-        if ranking.dtype != torch.float32 or ranking.shape != windows.positions.shape:
-            msg = (
-                f"scorer {scorer!r} must rank in float32, one value per window {tuple(windows.positions.shape)}; "
-                f"its ranking {name!r} is {ranking.dtype} {tuple(ranking.shape)}"
-            )
-            raise ContractError(msg)
-    if not rankings:
-        msg = f"scorer {scorer!r} returned no ranking; return at least {{'importance': ...}}"
-        raise ContractError(msg)
 
 
 def _observe(

@@ -30,7 +30,7 @@ class Report:
         paper_bytes: bytes in the paper's accounting: codes times 1.05, full precision, no bookkeeping, and no codes of
             windows that were promoted.
         full_bytes: what a full cache in the stored dtype would hold.
-        budget_bytes: what the rows may hold together; None for no limit.
+        budget_bytes: what the rows may hold together; None for no limit, or no tokens yet.
         overshoot_bytes: how far the cache exceeds the budget: its protected tokens alone are too many, the prompt is
             still coming, rows are below ``min_tokens``, or the paper's accounting is billed.
         bytes_by_kind: exact bytes, which add up to ``exact_bytes``: windows in full precision, codes, scales and zero
@@ -86,7 +86,7 @@ def make_report(engine: Engine) -> Report:
     tokens = engine.clock.tokens
     token_bytes = geometry.token_bytes * geometry.layers
     budget = None
-    if policy.budget is not None:
+    if policy.budget is not None and tokens:
         budget = sum(policy.budget.row_bytes(own, token_bytes) for own in tokens)
     exact, totals, windows = engine.nbytes, [layer.totals for layer in engine.layers], _windows(engine)
     return Report(

@@ -13,6 +13,7 @@ from qevict.hf import attention
 from qevict.hf.cache import Cache
 from qevict.hf.compat import CACHE_ARGUMENT
 from qevict.hf.names import name_for
+from qevict.hf.reading import check_ids, read_into
 from qevict.hf.recording import Recording, record
 from qevict.hf.support import wire
 from qevict.policy import Policy
@@ -34,7 +35,6 @@ class Session:
         """A new, empty cache under the session's policy."""
         return Cache(self.model, self.policy)
 
-    @torch.no_grad()
     def prefill(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, *, chunk_tokens: int | None = None
     ) -> Cache:
@@ -47,24 +47,16 @@ class Session:
 
         Returns:
             The filled cache. Ask with ``generate(question_ids, cache=cache.fork())``.
+
+        Raises:
+            InputError: the ids are not whole numbers ``[rows, tokens]``, or there are none.
         """
         if chunk_tokens is not None and chunk_tokens < 1:
             msg = f"chunk_tokens is None (all at once) or at least 1, got {chunk_tokens}"
             raise InputError(msg)
         cache = self.cache()
-        tokens = input_ids.shape[1]
-        cache.expect(tokens)
-        step = chunk_tokens or tokens
-        positions = None if attention_mask is None else (attention_mask.cumsum(1) - 1).clamp(min=0)
-        for start in range(0, tokens, step):
-            until = min(start + step, tokens)
-            self.model.base_model(
-                input_ids[:, start:until],
-                attention_mask=None if attention_mask is None else attention_mask[:, :until],
-                position_ids=None if positions is None else positions[:, start:until],
-                use_cache=True,
-                **{CACHE_ARGUMENT: cache},
-            )
+        cache.expect(check_ids(input_ids))
+        read_into(cache, self.model, input_ids, attention_mask, chunk_tokens)
         return cache
 
     def record(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Recording:
@@ -73,6 +65,9 @@ class Session:
         Args:
             input_ids: ``[rows, tokens]``.
             attention_mask: ``[rows, tokens]``, 0 for left pads.
+
+        Raises:
+            InputError: the ids are not whole numbers ``[rows, tokens]``, or there are none.
         """
         return record(self.model, input_ids, attention_mask)
 
@@ -93,6 +88,8 @@ class Session:
         if new is None:
             msg = "give input_ids or inputs_embeds"
             raise InputError(msg)
+        if input_ids is not None:
+            check_ids(input_ids)
         _refuse_modes(self.model, kwargs)
         cache = self.cache() if cache is None else cache
         if not cache.engine.clock.seen:

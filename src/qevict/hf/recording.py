@@ -9,9 +9,9 @@ from transformers.cache_utils import Cache as TransformersCache
 
 from qevict.engine.clock import Clock
 from qevict.engine.engine import Incoming
-from qevict.errors import InputError, UnsupportedOperationError
+from qevict.errors import UnsupportedOperationError
 from qevict.hf.cache import Cache, CacheLayer, Turn
-from qevict.hf.compat import CACHE_ARGUMENT
+from qevict.hf.reading import read_into
 
 
 @attrs.frozen(eq=False)
@@ -72,24 +72,13 @@ def _unread(keys: Tensor, _values: Tensor) -> Tensor:
     return keys.new_empty(0)
 
 
-@torch.no_grad()
 def record(model: Any, input_ids: Tensor, attention_mask: Tensor | None = None) -> Recording:
     """Read a prompt; the model must have a policy attached, whichever.
 
     Raises:
         InputError: the prompt is empty.
     """
-    if input_ids.shape[1] == 0:
-        msg = "a prompt has at least 1 token, got none"
-        raise InputError(msg)
     recorder, turn = _Recorder(), Turn(model.config)
     layers: list[Any] = [CacheLayer(index, recorder, turn) for index in range(model.config.num_hidden_layers)]
-    positions = None if attention_mask is None else (attention_mask.cumsum(1) - 1).clamp(min=0)
-    model.base_model(
-        input_ids,
-        attention_mask=attention_mask,
-        position_ids=positions,
-        use_cache=True,
-        **{CACHE_ARGUMENT: TransformersCache(layers=layers)},
-    )
+    read_into(TransformersCache(layers=layers), model, input_ids, attention_mask)
     return Recording(tuple(recorder.incoming))

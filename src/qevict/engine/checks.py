@@ -1,0 +1,49 @@
+"""What the engine asks of a part's answers: a glance at names, dtypes and shapes, never at numbers."""
+
+from collections.abc import Mapping
+
+import torch
+
+from qevict.contracts.scorer import State
+from qevict.contracts.values import Windows
+from qevict.errors import ContractError
+
+
+def check_state(scorer: str, state: object, old: State, axes: tuple[int, ...]) -> None:
+    """Hold a scorer to its contract.
+
+    Raises:
+        ContractError: the new state has other names, is not fp32, or does not lie over lanes and windows.
+    """
+    if not isinstance(state, Mapping) or state.keys() != old.keys():
+        given = sorted(state) if isinstance(state, Mapping) else f"a {type(state).__name__}"
+        msg = f"scorer {scorer!r} must return a state with the names that it starts with, {sorted(old)}; got {given}"
+        raise ContractError(msg)
+    for name, column in state.items():
+        if column.dtype != torch.float32 or column.shape[:2] != axes:
+            msg = (
+                f"scorer {scorer!r} must keep its state in float32, over lanes and windows {axes}; "
+                f"its state {name!r} is {column.dtype} {tuple(column.shape)}"
+            )
+            raise ContractError(msg)
+
+
+def check_rankings(scorer: str, rankings: object, windows: Windows) -> None:
+    """Hold a scorer to its contract.
+
+    Raises:
+        ContractError: a ranking is missing, not fp32, or not one value per window.
+    """
+    if not isinstance(rankings, Mapping):
+        msg = f"scorer {scorer!r} must return rankings by name, {{'importance': ...}}; got a {type(rankings).__name__}"
+        raise ContractError(msg)
+    for name, ranking in rankings.items():
+        if ranking.dtype != torch.float32 or ranking.shape != windows.positions.shape:
+            msg = (
+                f"scorer {scorer!r} must rank in float32, one value per window {tuple(windows.positions.shape)}; "
+                f"its ranking {name!r} is {ranking.dtype} {tuple(ranking.shape)}"
+            )
+            raise ContractError(msg)
+    if not rankings:
+        msg = f"scorer {scorer!r} returned no ranking; return at least {{'importance': ...}}"
+        raise ContractError(msg)

@@ -1,0 +1,52 @@
+"""Reading a prompt into a cache, without computing a single logit."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qevict.errors import InputError
+from qevict.hf.compat import CACHE_ARGUMENT
+
+
+def check_ids(input_ids: object) -> int:
+    """How many tokens each row has.
+
+    Raises:
+        InputError: these are no ids, or there are none.
+    """
+    if not isinstance(input_ids, Tensor) or input_ids.ndim != 2 or input_ids.is_floating_point():
+        given = f"{tuple(input_ids.shape)} {input_ids.dtype}" if isinstance(input_ids, Tensor) else repr(input_ids)
+        msg = f"input_ids are whole numbers in a tensor [rows, tokens], got {given}; use return_tensors='pt'"
+        raise InputError(msg)
+    if input_ids.numel() == 0:
+        msg = f"a prompt has at least 1 token, got input_ids of shape {tuple(input_ids.shape)}"
+        raise InputError(msg)
+    return input_ids.shape[1]
+
+
+@torch.no_grad()
+def read_into(
+    cache: Any, model: Any, input_ids: Tensor, attention_mask: Tensor | None, chunk_tokens: int | None = None
+) -> None:
+    """Run a prompt through the model's layers; its keys and values go into the cache.
+
+    Args:
+        cache: an empty cache.
+        model: what reads.
+        input_ids: ``[rows, tokens]``.
+        attention_mask: ``[rows, tokens]``, 0 for left pads; None if there are none.
+        chunk_tokens: tokens of one forward; None for all.
+    """
+    tokens = check_ids(input_ids)
+    step = chunk_tokens or tokens
+    positions = None if attention_mask is None else (attention_mask.cumsum(1) - 1).clamp(min=0)
+    for start in range(0, tokens, step):
+        until = min(start + step, tokens)
+        model.base_model(
+            input_ids[:, start:until],
+            attention_mask=None if attention_mask is None else attention_mask[:, :until],
+            position_ids=None if positions is None else positions[:, start:until],
+            use_cache=True,
+            **{CACHE_ARGUMENT: cache},
+        )
