@@ -5,6 +5,8 @@ import sys
 
 import pytest
 
+from qevict.policies import PRESETS
+
 
 def run(*argv: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
@@ -25,6 +27,12 @@ def test_wrong_usage(argv: tuple[str, ...]) -> None:
     done = run(*argv)
     assert (done.returncode, done.stdout) == (2, "")
     assert "Usage" in done.stderr
+
+
+def test_the_help_names_every_preset() -> None:
+    """It is written out there, so that help need not wait for torch."""
+    text = " ".join(run("show", "--help").stdout.replace("│", " ").split())
+    assert f"({', '.join(PRESETS)})" in text
 
 
 def test_every_command_explains_itself() -> None:
