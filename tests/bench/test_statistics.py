@@ -9,7 +9,7 @@ from qevict.bench.statistics import paired_difference
 def test_a_constant_difference_is_certain() -> None:
     found = paired_difference([3.5, 1.5, 2.5], [3.0, 1.0, 2.0])
     assert (found.mean, found.low, found.high) == (0.5, 0.5, 0.5)
-    assert found.proven
+    assert found.excludes_zero
 
 
 def test_pairing_removes_what_prompts_have_in_common() -> None:
@@ -18,13 +18,13 @@ def test_pairing_removes_what_prompts_have_in_common() -> None:
     base = 100 * torch.rand(40, generator=generator)
     small = 0.1 + 0.05 * torch.randn(40, generator=generator)
     found = paired_difference((base + small).tolist(), base.tolist())
-    assert found.proven
+    assert found.excludes_zero
     assert 0.05 < found.low < found.mean < found.high < 0.15
 
 
 def test_noise_proves_nothing() -> None:
     noise = torch.randn(48, generator=torch.Generator().manual_seed(2)).tolist()
-    assert not paired_difference(noise, [0.0] * 48).proven
+    assert not paired_difference(noise, [0.0] * 48).excludes_zero
 
 
 def test_the_interval_is_that_of_the_normal_theory_where_that_holds() -> None:

@@ -32,7 +32,7 @@ def test_figures_are_printed_and_recorded(invoke: Invoke, chat_model: str, tmp_p
     assert figures[str(own)]["against"] == "QEvict, 30 %"
     assert all(len(figure["nats_by_prompt"]) == 2 for figure in figures.values())
     for name, figure in figures.items():
-        assert (figure["exact"] <= 0.3) == (name != "full" and "paper" not in name)
+        assert (figure["exact_share"] <= 0.3) == (name != "full" and "paper" not in name)
 
 
 def test_wrong_arguments_are_refused_before_the_model_loads(invoke: Invoke, tmp_path: Path) -> None:

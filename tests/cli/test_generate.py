@@ -48,3 +48,11 @@ def test_sampling(invoke: Invoke, chat_model: str) -> None:
     argv = ("--model", chat_model, "--max-new-tokens", "40", "--temperature", "5", "--json")
     texts = {json.loads(invoke("generate", "full", "Hello", *argv).stdout)["text"] for _ in range(3)}
     assert len(texts) > 1
+
+
+def test_an_empty_context_is_refused(invoke: Invoke, chat_model: str, tmp_path: Path) -> None:
+    empty = tmp_path / "empty.txt"
+    empty.write_text(" \n", encoding="utf-8")
+    done = invoke("generate", "qevict", "Hello", "--model", chat_model, "--context", str(empty))
+    assert isinstance(done.exception, InputError)
+    assert "the document is" in str(done.exception)

@@ -18,7 +18,7 @@ def test_a_refusal_is_a_message_and_no_traceback() -> None:
     done = run("show", "qevct")
     assert done.returncode == 1
     assert done.stdout == ""
-    assert done.stderr.startswith("error: no preset or file is named 'qevct'; did you mean 'qevict'?")
+    assert done.stderr.startswith("error: no preset is named 'qevct', and files end in .toml; did you mean 'qevict'?")
     assert "Traceback" not in done.stderr
 
 

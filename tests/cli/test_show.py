@@ -9,7 +9,7 @@ from tests.cli.conftest import Invoke
 
 import qevict
 from qevict import policies
-from qevict.errors import DemoModelError, PolicyError, PolicyFileError
+from qevict.errors import ModelError, PolicyError, PolicyFileError
 
 
 def test_a_person_reads_parts_tiers_and_the_backend(invoke: Invoke) -> None:
@@ -51,7 +51,7 @@ def test_what_cannot_be_shown_is_refused(invoke: Invoke, tmp_path: Path) -> None
         (("full", "--budget", "5 %"), PolicyError, "has no budget"),
         (("qevict", "--budget", "5 cups"), PolicyError, "unknown budget unit 'cups'"),
         ((str(tmp_path / "none.toml"),), PolicyFileError, "none.toml"),
-        (("qevict", "--model", str(tmp_path)), DemoModelError, "hub id"),
+        (("qevict", "--model", str(tmp_path)), ModelError, "hub id"),
     ):
         done = invoke("show", *argv)
         assert isinstance(done.exception, kind)

@@ -7,8 +7,10 @@ import attrs
 from rich import box
 from rich.table import Table
 
-from qevict.bench.needle import Contestant, Score
+from qevict.bench.needle import STORED, Contestant, Score
 from qevict.bench.statistics import Difference, paired_difference
+
+_STORED = str(STORED).removeprefix("torch.")
 
 
 @attrs.frozen
@@ -18,8 +20,8 @@ class Figure:
     Attributes:
         nats: mean over the prompts.
         sentence_nats: mean over the prompts, of the whole reply.
-        exact: mean share of a full cache's bytes, right after the context.
-        paper: the same in the paper's accounting.
+        exact_share: mean share of a full cache's bytes, right after the context.
+        paper_share: the same in the paper's accounting.
         nats_by_prompt: in the order of the prompts.
         against: the policy that it is compared with.
         difference: own nats minus the other's; below zero, ours is better.
@@ -27,8 +29,8 @@ class Figure:
 
     nats: float
     sentence_nats: float
-    exact: float
-    paper: float
+    exact_share: float
+    paper_share: float
     nats_by_prompt: tuple[float, ...]
     against: str | None = None
     difference: Difference | None = None
@@ -44,8 +46,8 @@ def figures(field: Mapping[str, Contestant], scores: Mapping[str, Sequence[Score
         rows[name] = Figure(
             nats=_mean(nats),
             sentence_nats=_mean([score.sentence_nats for score in own]),
-            exact=_mean([score.exact for score in own]),
-            paper=_mean([score.paper for score in own]),
+            exact_share=_mean([score.exact_share for score in own]),
+            paper_share=_mean([score.paper_share for score in own]),
             nats_by_prompt=nats,
             against=against,
             difference=paired_difference(nats, theirs) if theirs else None,
@@ -56,7 +58,7 @@ def figures(field: Mapping[str, Contestant], scores: Mapping[str, Sequence[Score
 def claims(rows: Mapping[str, Figure]) -> Iterator[str]:
     """What the figures show, a sentence each; nothing where an interval holds zero."""
     for name, row in rows.items():
-        if row.difference is not None and row.difference.proven:
+        if row.difference is not None and row.difference.excludes_zero:
             size, order = abs(row.difference.mean), "fewer" if row.difference.mean < 0 else "more"
             yield f"{name}: {size:.2f} nats {order} than {row.against} ({_interval(row.difference)})"
 
@@ -71,14 +73,25 @@ def table(rows: Mapping[str, Figure]) -> Table:
     shown.add_column("difference (95 %)", justify="right", no_wrap=True)
     for name, row in rows.items():
         difference = "" if row.difference is None else f"{row.difference.mean:+.2f} ({_interval(row.difference)})"
-        shares = (f"{100 * share:.1f} %" for share in (row.exact, row.paper))
+        shares = (f"{100 * share:.1f} %" for share in (row.exact_share, row.paper_share))
         shown.add_row(name, f"{row.nats:.2f}", f"{row.sentence_nats:.2f}", *shares, row.against or "", difference)
     return shown
 
 
 def as_record(rows: Mapping[str, Figure], **facts: Any) -> dict[str, Any]:
     """Plain data for a file: the facts first, then the rows, rounded to what they are good for."""
-    return facts | {"figures": {name: _rounded(attrs.asdict(row)) for name, row in rows.items()}}
+    return facts | {"stored": _STORED, "figures": {name: _rounded(attrs.asdict(row)) for name, row in rows.items()}}
+
+
+def legend(prompts: int) -> str:
+    """What the columns mean."""
+    return (
+        f"Means over {prompts} prompts. nats: per token of the answer, teacher-forced behind question and lead-in; of "
+        "the sentence: lead-in included. exact: bytes of all storages right after the context; paper: codes x 1.05 and "
+        f"no bookkeeping; both in percent of a full cache in {_STORED}. difference: own nats less the other policy's, "
+        "with a paired bootstrap 95 % interval, uncorrected for the number of comparisons. Below: those whose interval "
+        "excludes zero."
+    )
 
 
 def _rounded(value: Any) -> Any:

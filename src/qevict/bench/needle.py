@@ -15,6 +15,7 @@ from qevict.bench.prompts import reply_ids, split_prompt
 from qevict.contracts.backend import Attended, AttentionBackend, Query, View
 from qevict.contracts.values import Need
 from qevict.engine.report import Report
+from qevict.errors import PolicyError
 from qevict.policy import Policy
 from qevict.shapes import Mass
 
@@ -29,14 +30,14 @@ class Score:
     Attributes:
         nats: mean negative log-likelihood of the answer's tokens, teacher-forced behind question and lead-in.
         sentence_nats: the same over the whole reply, lead-in included.
-        exact: bytes of the compressed context relative to a full cache in the stored dtype.
-        paper: the same in the paper's accounting.
+        exact_share: bytes of the compressed context relative to a full cache in the stored dtype.
+        paper_share: the same in the paper's accounting.
     """
 
     nats: float
     sentence_nats: float
-    exact: float
-    paper: float
+    exact_share: float
+    paper_share: float
 
 
 Scores = Mapping[str, Sequence[Score]]
@@ -56,7 +57,10 @@ class Contestant:
     against: str | None
 
 
-def contestants(budgets: Sequence[str] = ("20 %", "10 %")) -> dict[str, Contestant]:
+BUDGETS = ("20 %", "10 %")
+
+
+def contestants(budgets: Sequence[str] = BUDGETS) -> dict[str, Contestant]:
     """The policies of the first figures, by name; full precision is stored in 16 bits in all of them."""
     field = {FULL: Contestant(policies.full(dtype=STORED), None)}
     for budget in budgets:
@@ -82,9 +86,17 @@ def contestants(budgets: Sequence[str] = ("20 %", "10 %")) -> dict[str, Contesta
 
 
 def guest(policy: Policy, field: Mapping[str, Contestant]) -> Contestant:
-    """A policy from outside, compared with QEvict at the same budget, or with the full cache if there is none."""
-    same = (name for name, other in field.items() if other.policy.budget == policy.budget and name.startswith("QEvict"))
-    return Contestant(policy, next(same, FULL))
+    """A policy from outside, compared with QEvict at the same budget, or with the full cache if there is none.
+
+    Raises:
+        PolicyError: it stores full precision in another dtype than the field: equal budgets would not be equal bytes.
+    """
+    if policy.dtype not in {None, STORED}:
+        msg = f"figures compare bytes of {STORED} storage, this policy stores {policy.dtype}; set it to bfloat16"
+        raise PolicyError(msg)
+    own = attrs.evolve(policy, dtype=STORED)
+    rival = policies.qevict(own.budget, dtype=STORED) if own.budget else None
+    return Contestant(own, next((name for name, other in field.items() if other.policy == rival), FULL))
 
 
 def measure(
@@ -114,7 +126,7 @@ def measure(
             recording, (lead, answer) = session.record(context), reply_ids(tokenizer, needle.asked)
             masses: _Masses = {}
             for name, policy in plans.items():
-                cache = qevict.Cache(model, _sharing(policy, masses))
+                cache = qevict.Cache(model, _sharing(policy, masses, len(recording.incoming)))
                 recording.play_into(cache)
                 found[name].append(_score(cache.report(), reply_nats(model, cache, question, lead + answer), len(lead)))
                 tick()
@@ -130,10 +142,11 @@ def _score(report: Report, nats: Tensor, lead_tokens: int) -> Score:
 _Masses = dict[tuple[object, ...], list[Mass]]
 
 
-def _sharing(policy: Policy, masses: _Masses) -> Policy:
+def _sharing(policy: Policy, masses: _Masses, layers: int) -> Policy:
     """The policy, with the prompt's masses taken from an earlier one that asked for the same."""
-    asked = (policy.backend, policy.scorer.prompt_queries, policy.sink_tokens, policy.window_tokens, policy.granularity)
-    return attrs.evolve(policy, backend=_SharedMasses(policy.backend, masses.setdefault(asked, [])))
+    how = (policy.dtype, policy.sink_tokens, policy.window_tokens, policy.granularity)
+    asked = (policy.backend, policy.scorer.prompt_queries, *how)
+    return attrs.evolve(policy, backend=_SharedMasses(policy.backend, masses.setdefault(asked, []), layers))
 
 
 @attrs.define(eq=False)
@@ -147,13 +160,16 @@ class _SharedMasses(AttentionBackend):
     provides: ClassVar[frozenset[Need]] = frozenset(Need)
     backend: AttentionBackend
     masses: list[Mass]
-    layer: int = 0
+    layers: int
+    calls: int = 0
 
     def attend(self, query: Query, view: View, *, want_mass: bool) -> Attended:
         return self.backend.attend(query, view, want_mass=want_mass)
 
     def mass(self, query: Query, view: View) -> Mass:
-        if self.layer == len(self.masses):
+        layer, self.calls = self.calls, self.calls + 1
+        if layer >= self.layers:  # the prompt is over
+            return self.backend.mass(query, view)
+        if layer == len(self.masses):
             self.masses.append(self.backend.mass(query, view))
-        self.layer += 1
-        return self.masses[self.layer - 1]
+        return self.masses[layer]

@@ -10,7 +10,7 @@ from importlib import resources
 import attrs
 from transformers import PreTrainedTokenizerBase, TextStreamer
 
-from qevict.errors import DemoModelError
+from qevict.errors import InputError, ModelError
 
 _DOCUMENT = "atlas.txt"
 _QUESTIONS = "questions.json"
@@ -73,18 +73,18 @@ def split_prompt(tokenizer: PreTrainedTokenizerBase, document: str, question: st
         the question (with the header that opens the assistant's turn).
 
     Raises:
-        DemoModelError: If the tokenizer cannot do this.
+        ModelError: If the tokenizer cannot do this.
     """
     document, question = _stripped("document", document), _stripped("question", question)
     text = _render(tokenizer, [_user(document + _GAP + question)])
     start = text.find(document + _GAP)
     if start < 0:
-        raise DemoModelError("the tokenizer's chat template alters the message it is given.")
+        raise ModelError("the tokenizer's chat template alters the message it is given.")
     cut = start + len(document + _GAP)
     ids, ends = _encode_with_ends(tokenizer, text)
     context_tokens = sum(end <= cut for end in ends)
     if context_tokens and ends[context_tokens - 1] != cut:
-        raise DemoModelError("the tokenizer joins the blank line behind the document to the question.")
+        raise ModelError("the tokenizer joins the blank line behind the document to the question.")
     return ids[:context_tokens], ids[context_tokens:]
 
 
@@ -125,7 +125,7 @@ def next_turn(tokenizer: PreTrainedTokenizerBase, question: str) -> list[int]:
     turns.append(_user(_stripped("question", question)))
     _, mark, rest = _render(tokenizer, turns).partition(_REPLY_MARK)
     if not mark:
-        raise DemoModelError("the tokenizer's chat template drops earlier replies.")
+        raise ModelError("the tokenizer's chat template drops earlier replies.")
     return _encode(tokenizer, rest)
 
 
@@ -148,7 +148,7 @@ def reply_ids(tokenizer: PreTrainedTokenizerBase, question: Question) -> tuple[l
     lead = _encode(tokenizer, question.lead_in)
     whole = _encode(tokenizer, f"{question.lead_in} {question.answer}")
     if whole[: len(lead)] != lead:
-        raise DemoModelError(f"the tokenizer joins {question.lead_in!r} to the answer behind it.")
+        raise ModelError(f"the tokenizer joins {question.lead_in!r} to the answer behind it.")
     return lead, whole[len(lead) :]
 
 
@@ -162,13 +162,13 @@ def _user(content: str) -> dict[str, str]:
 
 def _stripped(what: str, text: str) -> str:
     if not (stripped := text.strip()):
-        raise ValueError(f"the {what} is {text!r}: give at least one visible character.")
+        raise InputError(f"the {what} is {text!r}: give at least one visible character.")
     return stripped
 
 
 def _render(tokenizer: PreTrainedTokenizerBase, turns: list[dict[str, str]]) -> str:
     if not tokenizer.chat_template:
-        raise DemoModelError(
+        raise ModelError(
             f"the tokenizer of {tokenizer.name_or_path!r} has no chat template: give an "
             "instruction-tuned model, or set tokenizer.chat_template."
         )
@@ -181,7 +181,7 @@ def _encode(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
 
 def _encode_with_ends(tokenizer: PreTrainedTokenizerBase, text: str) -> tuple[list[int], list[int]]:
     if not tokenizer.is_fast:
-        raise DemoModelError(
+        raise ModelError(
             f"{type(tokenizer).__name__} does not report where tokens stand in the text: "
             "give a model with a fast tokenizer (tokenizer.json)."
         )

@@ -12,10 +12,9 @@ from qevict.version import own_version
 def provenance(model: Any) -> dict[str, Any]:
     """Model, machine and versions, for the record beside a figure."""
     computed = str(model.dtype).removeprefix("torch.")
-    device = torch.cuda.get_device_name(model.device) if model.device.type == "cuda" else "CPU"
     return {
         "model": f"{model.name_or_path.rstrip('/').rsplit('/', 1)[-1]}, computed in {computed}",
-        "machine": f"{device}, {platform.machine()} {torch.backends.cpu.get_cpu_capability()}, "
+        "machine": f"CPU, {platform.machine()} {torch.backends.cpu.get_cpu_capability()}, "
         f"{torch.get_num_threads()} threads, {platform.system()}",
         "versions": {"qevict": own_version(), "torch": torch.__version__, "transformers": transformers.__version__},
     }

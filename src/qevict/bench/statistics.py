@@ -24,8 +24,8 @@ class Difference:
     high: float
 
     @property
-    def proven(self) -> bool:
-        """The interval excludes zero."""
+    def excludes_zero(self) -> bool:
+        """All of the interval lies on one side."""
         return not self.low <= 0.0 <= self.high
 
 

@@ -19,6 +19,13 @@ def options() -> None:
     """Measure policies side by side."""
 
 
+def _writable(path: Path | None) -> Path | None:
+    """Find out before the measurement, not after it."""
+    if path is not None and (path.is_dir() or not path.parent.is_dir()):
+        raise typer.BadParameter(f"{path} cannot be written: it is a folder, or its folder does not exist")
+    return path
+
+
 @app.command()
 def needle(
     *,
@@ -30,9 +37,11 @@ def needle(
         list[str] | None,
         typer.Option("--budget", help="Budgets of the field; may be repeated.", show_default="20 %, 10 %"),
     ] = None,
-    prompts: Annotated[int, typer.Option("--prompts", min=2, help="How many of the shipped prompts.")] = 48,
+    prompts: Annotated[int, typer.Option("--prompts", min=2, max=48, help="How many of the shipped prompts.")] = 48,
     model: ModelOption = "smollm2",
-    write: Annotated[Path | None, typer.Option("--write", help="Record the figures in this JSON file.")] = None,
+    write: Annotated[
+        Path | None, typer.Option("--write", callback=_writable, help="Record the figures in this JSON file.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Facts hidden in prose: what does an answer cost after the context was compressed?
@@ -41,15 +50,13 @@ def needle(
     token; differences carry a paired bootstrap 95 % interval over the prompts.
     """
     guests = {text: read_policy(text) for text in policy or ()}
-    if write is not None and not write.parent.is_dir():
-        raise typer.BadParameter(f"{write.parent} does not exist; make the folder first", param_hint="--write")
-    from qevict.bench.figures import as_record, claims, figures, table
+    from qevict.bench.figures import as_record, claims, figures, legend, table
     from qevict.bench.models import load, quiet_libraries
-    from qevict.bench.needle import contestants, guest, measure
+    from qevict.bench.needle import BUDGETS, contestants, guest, measure
     from qevict.bench.needles import load_needles
     from qevict.bench.provenance import provenance
 
-    field = contestants(budget or ("20 %", "10 %"))
+    field = contestants(budget or BUDGETS)
     field |= {name: guest(own, field) for name, own in guests.items()}
     needles = load_needles()[:prompts]
     quiet_libraries()
@@ -66,6 +73,7 @@ def needle(
         return
     screen = console()
     screen.print(table(rows))
+    screen.print(legend(len(needles)), style="dim", highlight=False)
     for claim in claims(rows):
         screen.print(claim, highlight=False)
 

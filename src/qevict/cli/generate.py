@@ -50,8 +50,7 @@ def generate(
 
     quiet_libraries()
     with progress(1) as tick:
-        tick(f"loading {model}")
-        loaded, tokenizer = load(model)
+        loaded, tokenizer = load(model, progress=tick)
     first, rest = generation_ids(tokenizer, document, message, raw=raw)
     wishes = {"max_new_tokens": max_new_tokens, "streamer": None if as_json else stream(tokenizer), **sampling}
     new, report = _run(loaded, chosen, first, rest, wishes)

@@ -1,6 +1,5 @@
 """The POLICY argument: a preset's name, or a TOML file."""
 
-import difflib
 import enum
 import inspect
 from pathlib import Path
@@ -55,22 +54,19 @@ def read_policy(text: str, budget: str | None = None, dtype: StoredDtype | None 
         PolicyError: no preset has that name, the file cannot be read, or an option is not allowed.
     """
     import qevict
+    from qevict.config.problems import did_you_mean
     from qevict.policies import PRESETS
 
     changes: dict[str, Any] = {} if dtype is None else {"dtype": _dtype(dtype)}
     if text in PRESETS:
         preset = PRESETS[text]
         if "budget" in inspect.signature(preset).parameters:
-            changes["budget"] = budget or DEFAULT_BUDGET
+            changes["budget"] = DEFAULT_BUDGET if budget is None else budget
         elif budget is not None:
             raise PolicyError(f"preset {text!r} has no budget; leave --budget out")
         return preset(**changes)
     if not _is_file(text):
-        near = difflib.get_close_matches(text, PRESETS, n=1)
-        meant = f"; did you mean {near[0]!r}?" if near else ""
-        raise PolicyError(
-            f"no preset or file is named {text!r}{meant} Presets: {', '.join(PRESETS)}; files end in .toml"
-        )
+        raise PolicyError(f"no preset is named {text!r}, and files end in .toml{did_you_mean(text, [*PRESETS])}")
     if budget is not None:
         changes["budget"] = budget
     return attrs.evolve(qevict.load(text), **changes)
@@ -83,4 +79,4 @@ def _is_file(text: str) -> bool:
 def _dtype(name: StoredDtype) -> "torch.dtype":
     import torch
 
-    return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name.value]
+    return getattr(torch, name.value)  # type: ignore[no-any-return]

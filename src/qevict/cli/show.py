@@ -1,13 +1,12 @@
 """``qevict show``: what a policy is made of, and what it will hold."""
 
 import json
-import tomllib
 from typing import TYPE_CHECKING, Annotated, Any
 
 import attrs
 import typer
 
-from qevict.cli.console import console
+from qevict.cli.console import console, progress
 from qevict.cli.policies import BudgetOption, DtypeOption, JsonOption, PolicyArgument, read_policy
 
 if TYPE_CHECKING:
@@ -63,11 +62,12 @@ def _wiring(policy: "Policy", model: str | None) -> "Wiring":
     from qevict.engine.wiring import Wiring
 
     if model is not None:
-        from qevict.bench.models import quiet_libraries, sketch
+        from qevict.bench.models import load_sketch, quiet_libraries
         from qevict.hf.support import wire
 
         quiet_libraries()
-        return wire(sketch(model), policy)
+        with progress(1) as tick:
+            return wire(load_sketch(model, progress=tick), policy)
     wiring = Wiring(policy, _example_geometry(policy), None)
     wiring.check()
     return wiring
@@ -82,10 +82,11 @@ def _example_geometry(policy: "Policy") -> "Geometry":
 
 
 def _as_json(wiring: "Wiring", seen: "Forecast", model: str) -> dict[str, Any]:
-    import qevict
+    from qevict.config.document import write_document
+    from qevict.registry import default_registry
 
     geometry = attrs.asdict(wiring.geometry) | {"dtype": str(wiring.geometry.dtype).removeprefix("torch.")}
-    policy = tomllib.loads(qevict.dumps(wiring.policy))
+    policy = write_document(wiring.policy, default_registry())
     return {"model": model, "geometry": geometry, "policy": policy, "forecast": attrs.asdict(seen)}
 
 

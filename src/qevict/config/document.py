@@ -106,9 +106,8 @@ class _Preset(Recipe):
     def checks(self, values: Mapping[str, object], given: Iterable[str]) -> Iterator[Check]:
         """Where the options do not work together, try each without the others."""
         required = [option.key for option in self.options if option.required and option is not _PRESET]
-        anything = Fraction(
-            1
-        )  # what presets require is a budget; where it is wrong, the options are judged all the same
+        # What presets require is a budget; where it is wrong, the options are judged all the same.
+        anything = Fraction(1)
         call = partial(PRESETS[self._name], **{key: values.get(key, anything) for key in required})
         others = {
             key: each for key, each in values.items() if key in self.known and key not in {*required, _PRESET.key}
@@ -120,6 +119,9 @@ class _Preset(Recipe):
             yield key, partial(call, **{key: each})
 
     def unknown(self, key: str) -> str:
+        if key in {field.name for field in attrs.fields(Policy)}:
+            whole = f"`qevict show {self._name} --toml` writes a whole policy to edit"
+            return f"preset {self._name!r} leaves it as it is; {whole}"
         return f"preset {self._name!r} has no such option{did_you_mean(key, self.known)}"
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 import torch
+from torch import Tensor
 
 from qevict.contracts.scorer import State
 from qevict.contracts.values import Windows
@@ -20,10 +21,10 @@ def check_state(scorer: str, state: object, old: State, axes: tuple[int, ...]) -
         msg = f"scorer {scorer!r} must return a state with the names that it starts with, {sorted(old)}; got {given}"
         raise ContractError(msg)
     for name, column in state.items():
-        if column.dtype != torch.float32 or column.shape[:2] != axes:
+        if not isinstance(column, Tensor) or column.dtype != torch.float32 or column.shape[:2] != axes:
             msg = (
                 f"scorer {scorer!r} must keep its state in float32, over lanes and windows {axes}; "
-                f"its state {name!r} is {column.dtype} {tuple(column.shape)}"
+                f"its state {name!r} is {_form(column)}"
             )
             raise ContractError(msg)
 
@@ -38,12 +39,20 @@ def check_rankings(scorer: str, rankings: object, windows: Windows) -> None:
         msg = f"scorer {scorer!r} must return rankings by name, {{'importance': ...}}; got a {type(rankings).__name__}"
         raise ContractError(msg)
     for name, ranking in rankings.items():
-        if ranking.dtype != torch.float32 or ranking.shape != windows.positions.shape:
+        if (
+            not isinstance(ranking, Tensor)
+            or ranking.dtype != torch.float32
+            or ranking.shape != windows.positions.shape
+        ):
             msg = (
                 f"scorer {scorer!r} must rank in float32, one value per window {tuple(windows.positions.shape)}; "
-                f"its ranking {name!r} is {ranking.dtype} {tuple(ranking.shape)}"
+                f"its ranking {name!r} is {_form(ranking)}"
             )
             raise ContractError(msg)
     if not rankings:
         msg = f"scorer {scorer!r} returned no ranking; return at least {{'importance': ...}}"
         raise ContractError(msg)
+
+
+def _form(value: object) -> str:
+    return f"{value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"

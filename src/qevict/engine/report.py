@@ -2,17 +2,18 @@
 
 import io
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import torch
-from rich.console import Console, Group
 
 from qevict.contracts.quantizer import Quantizer
 from qevict.engine.engine import Engine
 from qevict.engine.layer import Layer
-from qevict.engine.tables import report_table
 from qevict.engine.wiring import Wiring
+
+if TYPE_CHECKING:
+    from rich.console import Group
 
 PROTECTED_TIER = "protected"
 """Name, in a report, of the sinks and of the windows that are not ranked yet."""
@@ -71,10 +72,14 @@ class Report:
         """The same as JSON."""
         return json.dumps(self.as_dict(), indent=indent)
 
-    def __rich__(self) -> Group:
+    def __rich__(self) -> "Group":
+        from qevict.engine.tables import report_table
+
         return report_table(self)
 
     def __str__(self) -> str:
+        from rich.console import Console
+
         text = io.StringIO()
         Console(file=text, width=100, color_system=None).print(self)
         return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
