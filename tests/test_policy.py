@@ -170,6 +170,25 @@ def test_the_codec_of_a_tier() -> None:
     assert INT2.codec == (PerChannel(2), PerToken(2))
 
 
+@pytest.mark.parametrize("name", ["protected", "evicted"])
+def test_names_that_reports_use_are_not_for_tiers(name: str) -> None:
+    with pytest.raises(PolicyError, match=f"no tier can be named '{name}'"):
+        Tier(name, store=DeviceMemory())
+
+
+@pytest.mark.parametrize("name", ["window_tokens", "period_tokens", "sink_tokens", "recent_tokens", "min_tokens"])
+def test_numbers_beyond_any_row_are_refused(name: str) -> None:
+    with pytest.raises(PolicyError, match=f"{name} must be below 2\\^31"):
+        compose(**{name: 2**31})
+
+
+@pytest.mark.parametrize("strict", ["no", 1, None])
+@pytest.mark.usefixtures("unchecked")
+def test_strict_is_true_or_false(strict: Any) -> None:
+    with pytest.raises(PolicyError, match="strict must be True or False"):
+        compose(strict=strict)
+
+
 # ── Refusals ──────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -39,6 +39,10 @@ _HOMES = {
 __all__ = [*sorted(_HOMES), "policies"]  # noqa: PLE0604 - the keys are the names
 
 
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]
+
+
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)

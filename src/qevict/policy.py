@@ -21,13 +21,27 @@ _Validator = Callable[[Any, Any, Any], None]
 _STORED_DTYPES = (None, torch.float32, torch.bfloat16, torch.float16)
 
 
+_MOST = 2**31 - 1
+_RESERVED = ("protected", "evicted")
+"""What reports call windows that are in no tier."""
+
+
 def _whole_number(least: int) -> _Validator:
     def check(_instance: object, attribute: "attrs.Attribute[int]", value: object) -> None:
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             msg = f"{attribute.name} must be a whole number of at least {least}, got {value!r}"
             raise PolicyError(msg)
+        if value > _MOST:
+            msg = f"{attribute.name} must be below 2^31, got {value}"
+            raise PolicyError(msg)
 
     return check
+
+
+def _yes_or_no(_instance: object, attribute: "attrs.Attribute[bool]", value: object) -> None:
+    if not isinstance(value, bool):
+        msg = f"{attribute.name} must be True or False, got {value!r}"
+        raise PolicyError(msg)
 
 
 def _one_of(*allowed: object) -> _Validator:
@@ -89,6 +103,9 @@ class Tier:
         if not isinstance(self.name, str) or not self.name:
             msg = f"a tier needs a name, got {self.name!r}"
             raise PolicyError(msg)
+        if self.name in _RESERVED:
+            msg = f"no tier can be named {self.name!r}, as reports call what is in no tier; choose another name"
+            raise PolicyError(msg)
         _both_or_neither(self.keys, self.values, self.name)
 
     def __repr__(self) -> str:
@@ -149,7 +166,7 @@ class Policy:
     dtype: torch.dtype | None = attrs.field(default=None, validator=_one_of(*_STORED_DTYPES))
     accounting: Accounting = attrs.field(default="exact", validator=_one_of("exact", "paper"))
     min_tokens: int = attrs.field(default=0, validator=_whole_number(0))
-    strict: bool = False
+    strict: bool = attrs.field(default=False, validator=_yes_or_no)
 
     def __attrs_post_init__(self) -> None:
         _check_tiers(self.tiers)

@@ -50,6 +50,10 @@ def test_a_record_that_cannot_be_written_is_refused_first(invoke: Invoke, tmp_pa
     assert "--write" in done.stderr
 
 
-@pytest.mark.parametrize("budget", ["no %", "-3 %"])
+def test_a_guest_does_not_take_the_place_of_the_field(invoke: Invoke) -> None:
+    assert isinstance(invoke("bench", "needle", "--policy", "full", "--model", "no such model").exception, PolicyError)
+
+
+@pytest.mark.parametrize("budget", ["no %", "-3 %", ""])
 def test_budgets_are_checked(invoke: Invoke, budget: str) -> None:
     assert isinstance(invoke("bench", "needle", "--budget", budget).exception, PolicyError)

@@ -1,12 +1,14 @@
 """`qevict generate`: text on standard output, the report beside it."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
+from tests.chat import save_chat_model
 from tests.cli.conftest import Invoke
 
-from qevict.errors import InputError
+from qevict.errors import InputError, ModelError
 
 
 def test_text_and_report(invoke: Invoke, chat_model: str) -> None:
@@ -56,3 +58,19 @@ def test_an_empty_context_is_refused(invoke: Invoke, chat_model: str, tmp_path: 
     done = invoke("generate", "qevict", "Hello", "--model", chat_model, "--context", str(empty))
     assert isinstance(done.exception, InputError)
     assert "the document is" in str(done.exception)
+
+
+def test_a_prompt_that_is_no_text_is_refused(invoke: Invoke) -> None:
+    done = invoke("generate", "qevict", "caf\udce9", "--model", "no such model")
+    assert isinstance(done.exception, InputError)
+    assert invoke("generate", "qevict", "x", "--temperature", "1e-9").exit_code == 2
+
+
+def test_what_the_model_s_folder_breaks_is_told(invoke: Invoke, tmp_path: Path) -> None:
+    broken = save_chat_model(tmp_path / "weights")
+    (tmp_path / "weights" / "model.safetensors").write_bytes(b"no weights")
+    templated = save_chat_model(tmp_path / "template", template="{{ raise_exception('only once') }}")
+    for folder, words in ((broken, "cannot load the model"), (templated, "the chat template of .* fails: only once")):
+        done = invoke("generate", "qevict", "Hello", "--model", folder)
+        assert isinstance(done.exception, ModelError)
+        assert re.search(words, str(done.exception))

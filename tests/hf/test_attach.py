@@ -4,7 +4,7 @@ import gc
 import subprocess
 import sys
 import weakref
-from typing import Any
+from typing import Any, cast
 
 import attrs
 import pytest
@@ -446,3 +446,11 @@ def test_presets_show_in_the_cache() -> None:
         cache = session.prefill(ids)
     assert cache.policy == policy
     assert "20 tokens seen" in repr(cache)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_what_is_no_policy_is_refused() -> None:
+    model: Any = tiny()
+    for wrong in ("qevict", None, policies.qevict):
+        with pytest.raises(errors.PolicyError, match="a policy is wanted"), qevict.attach(model, cast("Any", wrong)):
+            pass

@@ -10,6 +10,7 @@ from tests.oracle import prompts, tiny
 
 import qevict
 from qevict import policies
+from qevict.engine.forecast import forecast
 from qevict.engine.wiring import stepped
 from qevict.hf.compat import CACHE_ARGUMENT
 from qevict.testing.footprint import reachable_bytes
@@ -108,6 +109,17 @@ def test_a_row_that_outgrows_min_tokens_is_compressed_at_once() -> None:
         for tokens in range(201, 230):
             MODEL(torch.full((1, 1), 7), **{CACHE_ARGUMENT: cache})
             assert (len(cache.kept_positions(0)[0]) == tokens) == (tokens < 210)
+
+
+def test_below_min_tokens_nothing_is_encoded_either() -> None:
+    """Also where the hottest tier holds codes."""
+    whole = policies.qevict("50 %", quantized_share=1.0)
+    policy = attrs.evolve(whole, tiers=whole.tiers[1:], router=policies.evict_only("50 %").router, min_tokens=170)
+    cache = feed(policy, (150,), [1] * 19)
+    assert cache.report().windows["int2"] == 0
+    assert cache.kept_positions(0) == [[*range(169)]]
+    assert forecast(cache.wiring, 169).windows["int2"] == 0
+    assert feed(policy, (150,), [1] * 20).report().windows["int2"] > 0
 
 
 def test_growth_slack_is_bounded_without_a_budget() -> None:

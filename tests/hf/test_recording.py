@@ -2,14 +2,16 @@
 
 import gc
 import weakref
+from typing import Any, cast
 
+import attrs
 import pytest
 import torch
 from tests.oracle import prompts, tiny
 
 import qevict
 from qevict import policies
-from qevict.errors import InputError, NotAttachedError, UnsupportedOperationError
+from qevict.errors import InputError, InterruptedCacheError, NotAttachedError, UnsupportedOperationError
 from qevict.hf.compat import CACHE_ARGUMENT
 
 MODEL = tiny("llama", num_hidden_layers=2)
@@ -94,3 +96,38 @@ def test_a_recording_is_freed_as_soon_as_it_is_dropped() -> None:
         assert keys() is None
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("mode", [torch.inference_mode, lambda: torch.autocast("cpu", torch.bfloat16)])
+@pytest.mark.parametrize("name", POLICIES)
+def test_playing_is_the_same_in_every_mode_of_torch(name: str, mode: Any) -> None:
+    ids, _ = prompts(150)
+    new = torch.full((1, 5), 7)
+    with qevict.attach(MODEL, POLICIES[name]) as session:
+        recording = session.record(ids)
+        plain, moded = session.cache(), session.cache()
+        recording.play_into(plain)
+        with mode():
+            recording.play_into(moded)
+        assert moded.report() == plain.report()
+        texts = [session.generate(new, cache=each, max_new_tokens=12, do_sample=False) for each in (plain, moded)]
+    assert torch.equal(*texts)
+
+
+def test_a_cache_that_broke_off_says_so() -> None:
+    ids, _ = prompts(60)
+    with qevict.attach(MODEL, policies.evict_only("50 %")) as session:
+        recording, cache, missing = session.record(ids), session.cache(), cast("Any", None)
+        broken = attrs.evolve(
+            recording, incoming=(recording.incoming[0], attrs.evolve(recording.incoming[1], keys=missing))
+        )
+        with pytest.raises(Exception, match="NoneType"):
+            broken.play_into(cache)
+        for ask in (
+            cache.report,
+            cache.fork().report,
+            lambda: cache.kept_positions(0),
+            lambda: recording.play_into(cache),
+        ):
+            with pytest.raises(InterruptedCacheError, match="broke off half way"):
+                ask()

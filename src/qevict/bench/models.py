@@ -122,7 +122,7 @@ def _explained(name_or_path: str | Path) -> Iterator[None]:
     """Say what could have been given instead of what cannot be loaded."""
     try:
         yield
-    except (OSError, ValueError) as error:
+    except Exception as error:  # a damaged file, a wrong configuration: what raises is another library
         allowed = f"{SMOLLM2!r}, a folder written by save_pretrained, or the hub id of a causal language model"
         reason = str(error).rstrip(".")
         raise ModelError(f"cannot load the model {name_or_path}: {reason}. Give {allowed}.") from error

@@ -172,7 +172,10 @@ def _render(tokenizer: PreTrainedTokenizerBase, turns: list[dict[str, str]]) -> 
             f"the tokenizer of {tokenizer.name_or_path!r} has no chat template: give an "
             "instruction-tuned model, or set tokenizer.chat_template."
         )
-    return str(tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
+    try:
+        return str(tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
+    except Exception as error:
+        raise ModelError(f"the chat template of {tokenizer.name_or_path!r} fails: {error}") from error
 
 
 def _encode(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:

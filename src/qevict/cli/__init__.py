@@ -4,6 +4,7 @@ Commands import what they need when they run, so that ``--help`` does not wait f
 """
 
 import sys
+import warnings
 from typing import Annotated
 
 import typer
@@ -47,8 +48,13 @@ def options(
     """
 
 
+def _in_a_line(message: Warning | str, *_where: object) -> None:
+    typer.echo(f"warning: {message}", err=True)
+
+
 def main() -> None:
     """Run the command line; what qevict refuses is a message, not a traceback."""
+    warnings.showwarning = _in_a_line
     try:
         app(prog_name="qevict")
     except QevictError as error:

@@ -1,6 +1,7 @@
 """``qevict bench`` and ``qevict demo``."""
 
 import json
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import typer
 
 from qevict.cli.console import console, progress
 from qevict.cli.policies import DEFAULT_BUDGET, JsonOption, ModelOption, read_policy
+from qevict.errors import PolicyError
 
 app = typer.Typer(help="Measure policies side by side.", no_args_is_help=True)
 
@@ -21,8 +23,8 @@ def options() -> None:
 
 def _writable(path: Path | None) -> Path | None:
     """Find out before the measurement, not after it."""
-    if path is not None and (path.is_dir() or not path.parent.is_dir()):
-        raise typer.BadParameter(f"{path} cannot be written: it is a folder, or its folder does not exist")
+    if path is not None and (path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK)):
+        raise typer.BadParameter(f"{path} cannot be written: it is a folder, or its folder is not there or not yours")
     return path
 
 
@@ -57,6 +59,8 @@ def needle(
     from qevict.bench.provenance import provenance
 
     field = contestants(budget or BUDGETS)
+    if taken := set(field).intersection(guests):
+        raise PolicyError(f"{', '.join(sorted(taken))} is in the field already; leave that --policy out")
     field |= {name: guest(own, field) for name, own in guests.items()}
     needles = load_needles()[:prompts]
     quiet_libraries()
@@ -66,16 +70,17 @@ def needle(
         plans = {name: own.policy for name, own in field.items()}
         rows = figures(field, measure(loaded, tokenizer, plans, needles, lambda: tick(None)))
     record = as_record(rows, command=shlex.join(["qevict", *sys.argv[1:]]), prompts=len(needles), **provenance(loaded))
-    if write is not None:
-        write.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    text = json.dumps(record, indent=1) + "\n"
     if as_json:
-        typer.echo(json.dumps(record, indent=1))
-        return
-    screen = console()
-    screen.print(table(rows))
-    screen.print(legend(len(needles)), style="dim", highlight=False)
-    for claim in claims(rows):
-        screen.print(claim, highlight=False)
+        typer.echo(text, nl=False)
+    else:
+        screen = console()
+        screen.print(table(rows))
+        screen.print(legend(len(needles)), style="dim", highlight=False)
+        for claim in claims(rows):
+            screen.print(claim, highlight=False)
+    if write is not None:
+        write.write_text(text, encoding="utf-8")
 
 
 def demo(

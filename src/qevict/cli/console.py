@@ -21,7 +21,7 @@ def console(*, stderr: bool = False) -> "Console":
 
 @contextmanager
 def progress(total: int) -> Iterator[Tick]:
-    """A bar on stderr, so that stdout holds results alone."""
+    """A bar on stderr, so that stdout holds results alone; into a file, a line for each thing done."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     columns = (
@@ -31,13 +31,16 @@ def progress(total: int) -> Iterator[Tick]:
         MofNCompleteColumn(),
         TimeElapsedColumn(),
     )
-    with Progress(*columns, console=console(stderr=True), transient=True) as bar:
+    screen = console(stderr=True)
+    with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as bar:
         task = bar.add_task("starting", total=total)
 
         def tick(description: str | None) -> None:
             if description is None:
                 bar.advance(task)
-            else:
-                bar.update(task, description=description)
+                return
+            bar.update(task, description=description)
+            if not screen.is_terminal:
+                screen.print(description, highlight=False, markup=False)
 
         yield tick

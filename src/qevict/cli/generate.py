@@ -16,6 +16,12 @@ if TYPE_CHECKING:
     from qevict.policy import Policy
 
 
+def _usable(temperature: float) -> float:
+    if 0 < temperature < 0.01:
+        raise typer.BadParameter("temperatures below 0.01 overflow; 0 is greedy")
+    return temperature
+
+
 def generate(
     policy: PolicyArgument,
     prompt: Annotated[
@@ -29,7 +35,10 @@ def generate(
     model: ModelOption = "smollm2",
     max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", min=1, help="Most tokens to generate.")] = 128,
     temperature: Annotated[
-        float, typer.Option("--temperature", min=0.0, help="Above 0: sample at that temperature; 0: greedy.")
+        float,
+        typer.Option(
+            "--temperature", min=0.0, callback=_usable, help="From 0.01: sample at that temperature; 0: greedy."
+        ),
     ] = 0.0,
     raw: Annotated[bool, typer.Option("--raw", help="Continue the text as it is, without the chat template.")] = False,
     budget: BudgetOption = None,
@@ -80,6 +89,8 @@ def _read_prompt(prompt: str | None) -> str:
         prompt = sys.stdin.read()
     if prompt is None or not prompt.strip():
         raise InputError("there is no prompt: give one as an argument, or pipe it in")
+    if any("\ud800" <= letter <= "\udfff" for letter in prompt):
+        raise InputError("the prompt is not text in UTF-8; convert it first")
     return prompt
 
 

@@ -30,7 +30,7 @@ def show(
             "--model", help="Take the sizes of this model's configuration.", show_default=f"sizes of {EXAMPLE}"
         ),
     ] = None,
-    tokens: Annotated[int, typer.Option("--tokens", min=1, help="Length of the row.")] = 4096,
+    tokens: Annotated[int, typer.Option("--tokens", min=1, max=10_000_000, help="Length of the row.")] = 4096,
     budget: BudgetOption = None,
     dtype: DtypeOption = None,
     as_toml: Annotated[bool, typer.Option("--toml", help="Print the policy as a TOML file, to start from.")] = False,

@@ -73,6 +73,8 @@ def _text(path: Path) -> str:
 
 
 def _parsed(text: str) -> dict[str, object]:
+    if not isinstance(text, str):
+        refuse(ROOT, f"is a {type(text).__name__}; loads takes text, load takes a path")
     try:
         return tomllib.loads(text)
     except RecursionError:

@@ -218,7 +218,7 @@ def _word(value: object) -> object:
 
 def _array(hint: object, registry: Registry) -> Form | None:
     build, arguments = _ARRAYS.get(typing.get_origin(hint)), typing.get_args(hint)
-    if build is None:
+    if build is None or not arguments:
         return None
     if build is tuple and len(arguments) != 1 and arguments[-1] is not ...:
         return Array(tuple, elements=tuple(form_of(each, registry) for each in arguments))
@@ -226,7 +226,7 @@ def _array(hint: object, registry: Registry) -> Form | None:
 
 
 def _table(hint: object, registry: Registry) -> Form | None:
-    if typing.get_origin(hint) not in {dict, Mapping, MutableMapping}:
+    if typing.get_origin(hint) not in {dict, Mapping, MutableMapping} or not typing.get_args(hint):
         return None
     key, value = typing.get_args(hint)
     return Table(form_of(key, registry), form_of(value, registry))

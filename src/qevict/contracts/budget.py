@@ -16,7 +16,8 @@ _ALLOWED = "allowed: a share such as '20 %', bytes such as '64 MiB', tokens such
 
 
 def _positive(_instance: object, attribute: "attrs.Attribute[Any]", value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
+    number = isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))
+    if isinstance(value, bool) or not number or value <= 0:  # type: ignore[operator]
         msg = f"a budget must be positive, got {attribute.name}={value!r}; {_ALLOWED}"
         raise BudgetError(msg)
 

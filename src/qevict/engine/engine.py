@@ -88,8 +88,19 @@ class Engine:
         rotary = self.wiring.rotary
         return self.clock.nbytes + (0 if rotary is None else rotary.inverse_frequencies.nbytes)
 
+    def check_whole(self) -> None:
+        """Refuse to speak of a cache whose layers disagree.
+
+        Raises:
+            InterruptedCacheError: a forward over it broke off half way.
+        """
+        if self.arrival is not None:
+            msg = "a forward over this cache broke off half way, so its layers disagree; start again with a new cache"
+            raise InterruptedCacheError(msg)
+
     def kept_positions(self, index: int) -> list[list[int]]:
         """True positions held in a layer, lane by lane; asks the device."""
+        self.check_whole()
         return self.layers[index].kept_positions(self.clock.tokens)
 
     def step(self, index: int, incoming: Incoming) -> Tensor:
@@ -117,11 +128,7 @@ class Engine:
 
     def _arrive(self, index: int, incoming: Incoming) -> Arrival:
         if index == 0:
-            if self.arrival is not None:
-                msg = (
-                    "a forward over this cache broke off half way, so its layers disagree; start again with a new cache"
-                )
-                raise InterruptedCacheError(msg)
+            self.check_whole()
             rows = incoming.query.shape[0]
             self.arrival = self.clock.begin(incoming.valid, incoming.visible, incoming.position_ids, rows)
         if len(self.layers) == index:

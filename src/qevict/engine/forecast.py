@@ -18,7 +18,8 @@ class Forecast:
         budget_bytes: what the row may hold; None for no limit.
         floor_bytes: what no router sees: sinks, windows not ranked yet with room until the next event, bookkeeping.
         window_bytes: by tier, one window of one lane, bookkeeping included (in the policy's accounting).
-        windows: by tier; ``"protected"`` counts those not ranked yet.
+        windows: by tier; ``"protected"`` counts those not ranked yet, without the room that a cache opens for the
+            tokens to come.
         bytes_by_tier: exact bytes of these windows without bookkeeping; ``"protected"`` includes the sinks.
         evicted_windows: windows that find no place.
     """

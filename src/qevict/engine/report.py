@@ -39,7 +39,8 @@ class Report:
             free slots, sinks, scorer state, tables (identity, place, slots, extents), clock and rotary table.
         bytes_by_tier: bytes of the windows that live in each tier; the sinks and the windows not ranked yet are
             ``"protected"``.
-        windows: live windows by tier, and those not ranked yet, over all lanes and layers.
+        windows: live windows by tier, and those not ranked yet (room for the tokens until the next event included),
+            over all lanes and layers.
         promotions: windows that moved to a hotter tier, over all lanes and layers.
         demotions: windows that moved to a colder tier.
         evictions: windows that went for good.
@@ -86,7 +87,12 @@ class Report:
 
 
 def make_report(engine: Engine) -> Report:
-    """Read a cache's state; asks the device for the number of windows by tier."""
+    """Read a cache's state; asks the device for the number of windows by tier.
+
+    Raises:
+        InterruptedCacheError: a forward over the cache broke off half way.
+    """
+    engine.check_whole()
     geometry, policy = engine.wiring.geometry, engine.wiring.policy
     tokens = engine.clock.tokens
     token_bytes = geometry.token_bytes * geometry.layers

@@ -154,8 +154,10 @@ class Wiring:
         return max(0, -(-(tokens - self.policy.sink_tokens) // self.policy.window_tokens))
 
     def aged_until(self, tokens: int) -> int:
-        """Windows of a row of ``tokens`` tokens that lie wholly before its recent region."""
+        """Windows of a row of ``tokens`` tokens that lie wholly before its recent region; none below ``min_tokens``."""
         policy = self.policy
+        if tokens < policy.min_tokens:
+            return 0
         return max(0, (tokens - policy.sink_tokens - policy.protected_tokens) // policy.window_tokens)
 
     def capacity(self, budget: int | None) -> int | None:

@@ -75,8 +75,8 @@ class Session:
         """``model.generate`` under the policy: greedy decoding and sampling.
 
         Args:
-            input_ids: ``[rows, tokens]``: a prompt, or, with ``cache``, only what is new since the cache was filled;
-                None with ``inputs_embeds``.
+            input_ids: ``[rows, tokens]``: a prompt, or, with ``cache``, only what is new since the cache was filled
+                (what is given is read, so that a context given again is there twice); None with ``inputs_embeds``.
             cache: a cache to go on from, which is changed (fork it to keep it); None for a new one.
             **kwargs: as ``model.generate`` takes them.
 
@@ -104,7 +104,9 @@ def attach(model: Any, policy: Policy) -> Iterator[Session]:
     """Let a policy rule the caches of a model.
 
     Nothing of the model is changed but the name of its attention implementation, which is put back on the way out, also
-    after an exception. Caches of other kinds work on as before.
+    after an exception. The policy rules the caches that the session makes, and every ``qevict.Cache``. Caches of other
+    kinds work on as before: a plain ``model.generate`` makes one of those, and is not compressed. Attached twice, the
+    model goes back to the outer session when the inner one ends.
 
     Args:
         model: a transformers causal language model.

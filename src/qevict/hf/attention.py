@@ -13,7 +13,7 @@ from transformers.masking_utils import eager_mask, sdpa_mask
 
 from qevict.engine.engine import Incoming
 from qevict.errors import InputError
-from qevict.hf.cache import CacheLayer, layer_of
+from qevict.hf.cache import CacheLayer, layer_of, plain_arithmetic
 from qevict.hf.names import BASES
 
 _OWN_MASK = "_qevict_mask"
@@ -90,8 +90,7 @@ def _through_engine(
         visible=None if seen is None else seen.sum(1),
         position_ids=position_ids,
     )
-    # Scores and decoded keys are fp32 whatever the model computes in, and a cache outlives any autograd graph.
-    with torch.autocast(device, enabled=False), torch.inference_mode(mode=False), torch.no_grad():
+    with plain_arithmetic(device):
         return layer.engine.step(layer.index, incoming)
 
 

@@ -1,6 +1,8 @@
 """The cache that a model's forward fills: transformers' surface over the engine."""
 
+import contextlib
 import copy
+from collections.abc import Iterator
 from typing import Any, NoReturn, Protocol, runtime_checkable
 
 import attrs
@@ -20,6 +22,13 @@ from qevict.policy import Policy
 
 TAG = "_qevict_layer"
 """Attribute by which keys carry their layer from ``update`` to the attention function."""
+
+
+@contextlib.contextmanager
+def plain_arithmetic(device: str) -> Iterator[None]:
+    """Scores and decoded keys are fp32 whatever the model computes in, and a cache outlives any autograd graph."""
+    with torch.autocast(device, enabled=False), torch.inference_mode(mode=False), torch.no_grad():
+        yield
 
 
 @attrs.define(eq=False)

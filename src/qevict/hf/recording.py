@@ -3,14 +3,13 @@
 from typing import Any
 
 import attrs
-import torch
 from torch import Tensor
 from transformers.cache_utils import Cache as TransformersCache
 
 from qevict.engine.clock import Clock
 from qevict.engine.engine import Incoming
 from qevict.errors import UnsupportedOperationError
-from qevict.hf.cache import Cache, CacheLayer, Turn
+from qevict.hf.cache import Cache, CacheLayer, Turn, plain_arithmetic
 from qevict.hf.reading import read_into
 
 
@@ -32,26 +31,28 @@ class Recording:
         """Bytes of the recorded tensors."""
         return sum(layer.query.nbytes + layer.keys.nbytes + layer.values.nbytes for layer in self.incoming)
 
-    @torch.no_grad()
     def play_into(self, cache: Cache) -> None:
         """Let an empty cache take the prompt as if the model had read it; scores, routing and bytes are the same.
 
         Raises:
             UnsupportedOperationError: the cache has seen tokens, or belongs to a model of another shape.
+            InterruptedCacheError: a forward over the cache broke off half way.
         """
         engine, first = cache.engine, self.incoming[0]
         geometry = engine.wiring.geometry
-        shape = (geometry.layers, geometry.kv_heads, geometry.head_dim)
-        recorded = (len(self.incoming), first.keys.shape[1], first.keys.shape[3])
-        if engine.clock.seen or engine.arrival is not None or shape != recorded:
+        shape = (geometry.layers, geometry.q_heads, geometry.kv_heads, geometry.head_dim)
+        recorded = (len(self.incoming), first.query.shape[1], first.keys.shape[1], first.keys.shape[3])
+        engine.check_whole()
+        if engine.clock.seen or shape != recorded:
             msg = (
-                f"a recording plays into an empty cache of a model of its own shape; recorded (layers, KV heads, "
-                f"head_dim) {recorded}, the cache has {shape} and has seen {engine.clock.seen} tokens"
+                f"a recording plays into an empty cache of a model of its own shape; recorded (layers, query heads, KV "
+                f"heads, head_dim) {recorded}, the cache has {shape} and has seen {engine.clock.seen} tokens"
             )
             raise UnsupportedOperationError(msg)
         cache.expect(first.query.shape[2])
-        for index, incoming in enumerate(self.incoming):
-            engine.step(index, incoming)
+        with plain_arithmetic(first.query.device.type):
+            for index, incoming in enumerate(self.incoming):
+                engine.step(index, incoming)
 
 
 @attrs.frozen(eq=False)

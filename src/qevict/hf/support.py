@@ -4,7 +4,7 @@ from typing import Any
 
 from qevict.contracts.values import Geometry
 from qevict.engine.wiring import Wiring
-from qevict.errors import UnsupportedModelError
+from qevict.errors import PolicyError, UnsupportedModelError
 from qevict.hf.compat import INSTALLED, OLDEST
 from qevict.hf.rotary import read_rotary
 from qevict.policy import Policy
@@ -34,9 +34,12 @@ def wire(model: Any, policy: Policy) -> Wiring:
 
     Raises:
         UnsupportedModelError: the model cannot be served.
-        PolicyError: a quantizer cannot pack the model's head_dim.
+        PolicyError: this is no policy, or a quantizer cannot pack the model's head_dim.
     """
     check_model(model)
+    if not isinstance(policy, Policy):
+        msg = f"a policy is wanted, got {policy!r}; make one, such as qevict.policies.qevict('20 %'), or load a file"
+        raise PolicyError(msg)
     config = model.config
     heads = config.num_attention_heads
     geometry = Geometry(

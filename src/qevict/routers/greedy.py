@@ -22,7 +22,8 @@ def _as_tuple(value: Iterable[float]) -> tuple[float, ...]:
 
 
 def _shares(_instance: object, _attribute: object, value: tuple[float, ...]) -> None:
-    if not value or not all(share >= 0 for share in value) or not abs(sum(value) - 1) <= 1e-9:
+    numbers = all(isinstance(share, int | float) and share >= 0 for share in value)
+    if not value or not numbers or not abs(sum(value) - 1) <= 1e-9:
         msg = f"shares say which part of the bytes each tier gets, hot to cold: none negative, sum 1; got {value!r}"
         raise PolicyError(msg)
 
