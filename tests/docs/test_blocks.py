@@ -50,7 +50,7 @@ def test_page_does_what_it_says(text: str, tmp_path: Path, monkeypatch: pytest.M
     for language, title, block in BLOCK.findall(text):
         if title == "output":
             assert printed is not None
-            assert_shown(block, printed)
+            assert stripped(block) in stripped(printed)
         elif title:
             Path(title).parent.mkdir(parents=True, exist_ok=True)
             Path(title).write_text(block, "utf-8")
@@ -103,6 +103,10 @@ def install(project: Path) -> None:
     (info / "METADATA").write_text(head, "utf-8")
     entries = "".join(f"{name} = {module}\n" for name, module in described["entry-points"]["qevict"].items())
     (info / "entry_points.txt").write_text(f"[qevict]\n{entries}", "utf-8")
+
+
+def stripped(text: str) -> str:
+    return "\n".join(line.rstrip() for line in text.splitlines())
 
 
 def assert_shown(shown: str, printed: str) -> None:

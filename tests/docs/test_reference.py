@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -117,3 +118,26 @@ def figures_of(text: str) -> list[str]:
 def test_relative_links_lead_somewhere(page: Path) -> None:
     targets = re.findall(r"\]\((?!https?://|#)([^)#]+)", page.read_text("utf-8"))
     assert [target for target in targets if not (ROOT / target).exists()] == []
+
+
+def shown(figure: dict[str, float]) -> set[str]:
+    nats, shares = ("nats", "sentence_nats"), ("exact_share", "paper_share")
+    return {f"{figure[key]:.2f}" for key in nats} | {f"{100 * figure[key]:.1f} %" for key in shares}
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "docs" / "figures.md"], ids=lambda page: str(page.name))
+def test_figures_are_those_of_the_record(page: Path) -> None:
+    """Every number of a row that names a measured policy, in the section or on the page of figures."""
+    figures = json.loads((ROOT / "benchmarks" / "results" / "needle.json").read_text("utf-8"))["figures"]
+    figures["full cache"] = figures["full"]
+    text, rows = page.read_text("utf-8").rpartition("# Figures\n")[2].partition("\n## Bytes")[0], 0
+    for line in re.findall(r"^\| (.+) \|$", text, re.MULTILINE):
+        name, *cells = (cell.strip() for cell in line.split("|"))
+        own = [figures[each] for each in (name, f"{name}, 20 %", f"{name}, 10 %") if each in figures]
+        if own:
+            assert set(cells[:4]) <= set().union(*map(shown, own), {""}), name
+            rows += 1
+        if own and len(cells) > 4 and cells[5]:
+            difference = own[0]["difference"]
+            assert cells[5] == "{mean:+.2f} ({low:+.2f} to {high:+.2f})".format(**difference), name
+    assert rows >= 8

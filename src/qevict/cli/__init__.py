@@ -54,7 +54,7 @@ def _in_a_line(message: Warning | str, *_where: object) -> None:
 
 def main() -> None:
     """Run the command line; what qevict refuses is a message, not a traceback."""
-    warnings.showwarning = _in_a_line
+    warnings.showwarning = _in_a_line  # type: ignore[assignment]  # where a warning was raised is left out
     try:
         app(prog_name="qevict")
     except QevictError as error:
