@@ -138,7 +138,7 @@ def make_scene(case: BackendCase, codecs: Codecs, window_tokens: int, head_dim: 
         sink_values=normal(case.seed + 3, *sinks).to(case.dtype),
         lengths=torch.tensor(lengths),
         offsets=offsets,
-        query=Query(vectors.to(case.dtype), torch.tensor(places), head_dim**-0.5),
+        query=Query(vectors.to(case.dtype), torch.tensor(places), chance.choice([0.6, 1.4]) * head_dim**-0.5),
     )
 
 
