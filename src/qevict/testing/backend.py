@@ -20,6 +20,9 @@ from qevict.testing.values import Finding, close, copied, gap, moved, require, s
 LONG_WINDOWS = 128
 """Windows of the prompt over which no L x L matrix may be held."""
 
+MANY_QUERIES = 140
+"""Queries of a forward that is longer than the block in which a backend may take them."""
+
 TELLS_MASS = Capability(
     lambda part: isinstance(part, AttentionBackend) and Need.MASS in part.provides, "does not provide Need.MASS"
 )
@@ -76,6 +79,18 @@ class BackendContract(RegisteredContract[AttentionBackend, BackendCase]):
     @law("The output equals fp32 softmax attention over the decoded keys and values.")
     def test_the_output_is_that_of_plain_attention(self, case: BackendCase) -> None:
         """Within 1e-5 for fp32 and a few ulp for 16-bit dtypes; the log-sum-exp likewise."""
+        self._require_plain_output(case)
+
+    @plain_law("Every query of a long forward is answered as those of a short one.")
+    def test_every_query_of_a_long_forward_is_answered(self) -> None:
+        windows = -(-MANY_QUERIES // self.window_tokens)
+        for dtype in (torch.float32, torch.bfloat16):
+            case = BackendCase(2, 1, 2, MANY_QUERIES, sinks=2, windows=windows, dense=5, dtype=dtype, seed=0)
+            self._require_plain_output(case)
+            if TELLS_MASS.held(self.part):
+                self._require_plain_masses(case)
+
+    def _require_plain_output(self, case: BackendCase) -> None:
         scene = self._scene(case)
         got, wanted = self._attend(scene, self._laid_out(scene)), plainly_attended(scene)
         require(got.output.dtype == case.dtype, f"queries in {case.dtype} are answered in {got.output.dtype}")
@@ -86,7 +101,7 @@ class BackendContract(RegisteredContract[AttentionBackend, BackendCase]):
 
     @law("Causal in true positions.")
     def test_what_comes_later_changes_nothing(self, case: BackendCase) -> None:
-        """Other keys and values after the first query that is no pad leave its answer alone, bit for bit."""
+        """Other keys and values after the first query that is no pad leave its answer alone."""
         scene = self._scene(attrs.evolve(case, lanes=1))
         places = scene.query.positions[0]
         first = int((places < 0).sum())
@@ -120,6 +135,9 @@ class BackendContract(RegisteredContract[AttentionBackend, BackendCase]):
 
     @law("Mass is the softmax probability of a window, summed over the queries.", given_that=TELLS_MASS)
     def test_masses_are_those_of_plain_attention(self, case: BackendCase) -> None:
+        self._require_plain_masses(case)
+
+    def _require_plain_masses(self, case: BackendCase) -> None:
         scene = self._scene(case)
         placed, wanted = self._laid_out(scene), plainly_attended(scene)
         got = self._attend(scene, placed, want_mass=True)

@@ -105,11 +105,11 @@ class Scene:
 
 
 def make_scene(case: BackendCase, codecs: Codecs, window_tokens: int, head_dim: int) -> Scene:
-    """Ragged lanes: queries are padded on the left, and the last window of every lane is open."""
+    """Ragged lanes: up to five queries too many are pads on the left, and the last window of every lane is open."""
     chance, per_lane = random.Random(case.seed), case.windows + 1
     last = [case.windows] + [chance.randint(0, case.windows) for _ in range(case.lanes - 1)]
     lengths = [case.sinks + window_tokens * each + chance.randint(1, window_tokens) for each in last]
-    new = [min(case.queries - chance.randint(0, case.queries - 1), length) for length in lengths]
+    new = [min(case.queries - chance.randint(0, min(case.queries - 1, 5)), length) for length in lengths]
     recent = [(length - tokens - case.sinks) // window_tokens for length, tokens in zip(lengths, new, strict=True)]
     kept = tuple(
         tuple(w <= last[lane] and (w >= recent[lane] or chance.random() < 0.7) for w in range(per_lane))
