@@ -10,7 +10,8 @@ from torch import Tensor
 
 from qevict.backends.reference import ReferenceAttention, gather
 from qevict.contracts.backend import Attended, Query, View
-from qevict.contracts.values import Need
+from qevict.contracts.quantizer import Quantizer
+from qevict.contracts.values import Codes, Layout, Need
 from qevict.testing import BackendContract
 
 
@@ -66,6 +67,42 @@ class MassOfOneBlock(Changed):
             return seen
         first = attrs.evolve(query, vectors=query.vectors[:, :, :, :128], positions=query.positions[:, :128])
         return attrs.evolve(seen, mass=self.mass(first, view))
+
+
+@attrs.frozen
+class Rounded(Quantizer):
+    """Another quantizer, whose windows are decoded to the dtype of the model."""
+
+    inner: Quantizer
+    dtype: torch.dtype
+    name: ClassVar[str] = "rounded"
+
+    @property
+    def bits(self) -> int:
+        return self.inner.bits
+
+    @property
+    def min_snr_db(self) -> float:
+        return self.inner.min_snr_db
+
+    def layout(self, window_tokens: int, head_dim: int) -> Layout:
+        return self.inner.layout(window_tokens, head_dim)
+
+    def encode(self, x: Tensor) -> Codes:
+        return self.inner.encode(x)
+
+    def decode(self, codes: Codes, head_dim: int) -> Tensor:
+        return self.inner.decode(codes, head_dim).to(self.dtype).float()
+
+
+@attrs.frozen
+class DecodesToTheModelsDtype(Changed):
+    """Right for models in fp32, and where nothing is encoded."""
+
+    def asked(self, query: Query, view: View) -> tuple[Query, View]:
+        dtype = query.vectors.dtype
+        encoded = tuple(attrs.evolve(each, keys=Rounded(each.keys, dtype)) for each in view.encoded)
+        return query, attrs.evolve(view, encoded=encoded)
 
 
 @attrs.frozen
@@ -172,6 +209,7 @@ BREAKS = (
     Break("test_what_comes_later_changes_nothing", SeesTheFuture(), "law: Causal in true positions."),
     Break("test_how_tokens_are_split_over_segments_changes_nothing", IgnoresTheOffset(), "split otherwise"),
     Break("test_masses_are_those_of_plain_attention", SharpensAttention(), "mass"),
+    Break("test_masses_are_those_of_plain_attention", DecodesToTheModelsDtype(), "dtype=torch.bfloat16"),
     Break("test_masses_add_up_to_the_number_of_queries", LosesMass(), "by lane and query head"),
     Break("test_mass_alone_is_the_mass_of_attend", MassPerQuery(), "mass by lane"),
     Break("test_asking_for_masses_changes_nothing", AlwaysTells(), "nobody asked for"),

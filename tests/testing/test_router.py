@@ -51,7 +51,7 @@ class OneCapacityForAll(GreedyTiers):
     """Looks at lane 0 only."""
 
     def plan(self, rankings: Rankings, windows: Windows, costs: Costs, capacities: Capacities) -> MovePlan:
-        return super().plan(rankings, windows, costs, capacities[:1] * len(capacities))
+        return super().plan(rankings, windows, costs, [capacities[0]] * len(capacities))
 
 
 @attrs.frozen
