@@ -124,17 +124,13 @@ class QuantizerContract(RegisteredContract[Quantizer, QuantizerCase]):
             with contextlib.suppress(PolicyError):
                 self.part.layout(window_tokens, head_dim)
 
-    @plain_law("layout has room for a code of `bits` bits for every number.")
+    @plain_law("layout has room for a code of `bits` bits for every number of a window.")
     def test_the_layout_has_room_for_every_code(self) -> None:
+        bits = self.part.bits
         for window_tokens, head_dim in self._accepted():
-            needed, told = (
-                self.part.bits * window_tokens * head_dim,
-                layout_bytes(self.part.layout(window_tokens, head_dim)),
-            )
-            finding = (
-                f"{window_tokens} x {head_dim} codes of {self.part.bits} bits need {needed} bits, layout has {8 * told}"
-            )
-            require(needed <= 8 * told, finding)
+            needed, told = bits * window_tokens * head_dim, 8 * layout_bytes(self.part.layout(window_tokens, head_dim))
+            finding = f"{window_tokens} x {head_dim} codes of {bits} bits need {needed} bits, layout has {told}"
+            require(needed <= told, finding)
 
     @law("decode rebuilds, in fp32, the windows that layout accepts.")
     def test_it_rebuilds_what_its_layout_accepts(self, case: QuantizerCase) -> None:
