@@ -47,6 +47,14 @@ class ForgetsCopies(GreedyTiers):
 
 
 @attrs.frozen
+class OneCapacityForAll(GreedyTiers):
+    """Looks at lane 0 only."""
+
+    def plan(self, rankings: Rankings, windows: Windows, costs: Costs, capacities: Capacities) -> MovePlan:
+        return super().plan(rankings, windows, costs, [capacities[0]] * len(capacities))
+
+
+@attrs.frozen
 class Drops(Changed):
     def tampered(self, plan: MovePlan, windows: Windows) -> MovePlan:
         return MovePlan(torch.where(windows.candidate & (plan.place == 2), -1, plan.place))
@@ -142,6 +150,7 @@ BREAKS = (
     Break("test_counts_are_true", Miscounts(), "it counts"),
     Break("test_no_lane_takes_more_than_its_capacity", Promotes(), "at event 0, lane 0 takes"),
     Break("test_no_lane_takes_more_than_its_capacity", ForgetsCopies(shares=(0.5, 0.5)), " bytes: ["),
+    Break("test_no_lane_takes_more_than_its_capacity", OneCapacityForAll(), "lane 1 takes"),
     Break("test_the_earlier_position_wins_a_tie", LaterWins(), "with the same score"),
     Break("test_the_order_of_columns_means_nothing", FirstColumnWins(), "with columns reversed"),
     Break("test_the_host_never_waits", Synchronises(), "_local_scalar_dense"),
@@ -151,6 +160,13 @@ BREAKS = (
 @breaks(*BREAKS)
 def test_a_broken_router_is_told_which_law_it_breaks(broken: Break) -> None:
     report(RouterContract, broken)
+
+
+@pytest.mark.parametrize("shares", [(0.3, 0.7), (1.0, 0.0), (0.2, 0.3, 0.5)], ids=str)
+def test_lanes_differ_in_capacity_whatever_the_tiers(shares: tuple[float, ...]) -> None:
+    report(
+        RouterContract, Break("test_no_lane_takes_more_than_its_capacity", OneCapacityForAll(shares), "lane 1 takes")
+    )
 
 
 def test_every_law_is_broken_by_some_router() -> None:

@@ -90,6 +90,41 @@ class LendsCopies(MemoryPool):
         return {name: array.clone() for name, array in self._arrays.items()}
 
 
+class LendsTheFirst(MemoryPool):
+    """For ever what it lent at the first call."""
+
+    first: Codes | None = None
+
+    def lend(self) -> Codes:
+        self.first = self.first or dict(self._arrays)
+        return self.first
+
+
+class SkipsEqualSizes(MemoryPool):
+    """Takes a repack for done where neither capacity nor number changes, whatever the order."""
+
+    def repack(self, slots: Tensor, capacity: int) -> None:
+        if not capacity == self.capacity == slots.shape[0]:
+            super().repack(slots, capacity)
+
+
+class SkipsEqualCapacities(MemoryPool):
+    """Likewise beside free slots."""
+
+    used = -1
+
+    def repack(self, slots: Tensor, capacity: int) -> None:
+        if (capacity, slots.shape[0]) != (self.capacity, self.used):
+            super().repack(slots, capacity)
+        self.used = slots.shape[0]
+
+
+class RepacksInverse(MemoryPool):
+    def repack(self, slots: Tensor, capacity: int) -> None:
+        whole = slots.shape[0] == self.capacity
+        super().repack(slots.argsort() if whole else slots, capacity)
+
+
 class LeavesJunk(MemoryPool):
     def repack(self, slots: Tensor, capacity: int) -> None:
         super().repack(slots, capacity)
@@ -101,6 +136,9 @@ BREAKS = (
     Break("test_any_history_reads_back_bit_for_bit", Broken(ReadsRounded), "reads other bits in ['exact']"),
     Break("test_reading_follows_the_order_asked_for", Broken(ReadsSorted), "slots [1, 0, 0] read other bits"),
     Break("test_repacking_keeps_the_given_blocks_in_order", Broken(RepacksReversed), "were kept: other bits"),
+    Break("test_repacking_keeps_the_given_blocks_in_order", Broken(SkipsEqualSizes), "were kept: other bits"),
+    Break("test_repacking_keeps_the_given_blocks_in_order", Broken(SkipsEqualCapacities), "were kept: other bits"),
+    Break("test_repacking_keeps_the_given_blocks_in_order", Broken(RepacksInverse), "slots [1, 2, 0] of 3 were kept"),
     Break("test_every_byte_allocated_is_counted", Broken(CountsWhatIsUsed), "nbytes is 16"),
     Break("test_every_byte_allocated_is_counted", Broken(HidesScratch), "are reachable from the pool"),
     Break("test_a_pool_shares_nothing_with_its_callers", Broken(KeepsReferences), "changing what was written"),
@@ -108,6 +146,7 @@ BREAKS = (
     Break("test_writing_leaves_its_arguments_alone", Broken(ClearsWhatItIsGiven), "write changed the blocks"),
     Break("test_pools_of_one_store_are_apart", Broken(OneForAll), "writing to another pool changed this one"),
     Break("test_what_is_lent_is_the_pool_itself", Broken(LendsCopies), "does not show"),
+    Break("test_what_is_lent_follows_the_pool", Broken(LendsTheFirst), "what is lent and what is read differ"),
     Break("test_slots_never_written_read_as_zeros", Broken(LeavesJunk), "of a fresh slot is not 0"),
 )
 
@@ -127,7 +166,8 @@ class Offloaded(DeviceMemory):
 
 
 def test_who_is_not_attended_need_not_lend() -> None:
-    for law in ("test_what_is_lent_is_the_pool_itself", "test_slots_never_written_read_as_zeros"):
+    lent = ("test_what_is_lent_is_the_pool_itself", "test_what_is_lent_follows_the_pool")
+    for law in (*lent, "test_slots_never_written_read_as_zeros"):
         with pytest.raises(pytest.skip.Exception, match=r"Offloaded\(\) declares attended = False"):
             passes(StoreContract, Offloaded(), law)
     passes(StoreContract, Offloaded(), "test_any_history_reads_back_bit_for_bit")

@@ -21,6 +21,7 @@ class Quantizer(ABC):
           may be wider than the data, never shifted off it.
         * A group that is constant, and representable in the parameters' dtype, comes back exactly.
         * The arrays of a code are those of :meth:`layout`, so bytes are exact before anything is encoded.
+        * ``layout`` has room for a code of ``bits`` bits for every number of a window.
         * Windows and heads are encoded apart: encoding them together or one by one gives the same codes.
         * No host synchronisation: steps between events decode.
 

@@ -4,7 +4,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from qevict.testing.scenes import Scene
+from qevict.testing.scenes import Placed, Scene
 
 
 @attrs.frozen(eq=False)
@@ -24,8 +24,8 @@ class Answer:
     protected: Tensor
 
 
-def plainly_attended(scene: Scene) -> Answer:
-    """Lane after lane and head after head, over the decoded keys and values of whatever is there."""
+def plainly_attended(scene: Scene, placed: Placed) -> Answer:
+    """Lane after lane and head after head, over whatever is there: as decoded, or as the dense pools round it."""
     case, query = scene.case, scene.query
     answer = Answer(
         torch.zeros(query.vectors.shape, dtype=torch.float64),
@@ -35,7 +35,7 @@ def plainly_attended(scene: Scene) -> Answer:
     )
     for lane in range(case.lanes):
         for head in range(case.heads):
-            owners, positions, keys, values = _tokens(scene, lane, head)
+            owners, positions, keys, values = _tokens(scene, placed, lane, head)
             logits = query.vectors[lane, head].double() @ keys.T * query.scaling
             logits = logits.masked_fill(positions > query.positions[lane, :, None], -torch.inf)
             shares = logits.softmax(-1).nan_to_num(nan=0.0)  # a pad sees nothing
@@ -50,22 +50,18 @@ def plainly_attended(scene: Scene) -> Answer:
     return answer
 
 
-def _tokens(scene: Scene, lane: int, head: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _tokens(scene: Scene, placed: Placed, lane: int, head: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Window (-1 for a sink), position, key and value of every token that is there."""
     length, case = int(scene.lengths[lane]), scene.case
     sinks = min(case.sinks, length)
     owners, positions = [-1] * sinks, [*range(sinks)]
-    keys, values = [scene.sink_keys[lane, head, :sinks]], [scene.sink_values[lane, head, :sinks]]
+    keys, values = [scene.sink_keys[lane, head, :sinks].double()], [scene.sink_values[lane, head, :sinks].double()]
     for window in range(case.windows + 1):
         written = min(scene.window_tokens, length - scene.first(window))
         if scene.kept[lane][window] and written > 0:
             owners += [window] * written
             positions += [scene.first(window) + step for step in range(written)]
-            keys.append(scene.keys[head, scene.block(lane, window), :written])
-            values.append(scene.values[head, scene.block(lane, window), :written])
-    return (
-        torch.tensor(owners).long(),
-        torch.tensor(positions).long(),
-        torch.cat(keys).double(),
-        torch.cat(values).double(),
-    )
+            stored = case.dtype if window in placed.densely(lane) else torch.float32
+            keys.append(scene.keys[head, scene.block(lane, window), :written].to(stored).double())
+            values.append(scene.values[head, scene.block(lane, window), :written].to(stored).double())
+    return (torch.tensor(owners).long(), torch.tensor(positions).long(), torch.cat(keys), torch.cat(values))

@@ -20,6 +20,9 @@ from qevict.testing.values import Finding, close, copied, gap, moved, require, s
 LONG_WINDOWS = 128
 """Windows of the prompt over which no L x L matrix may be held."""
 
+MANY_QUERIES = 140
+"""Queries of a forward that is longer than the block in which a backend may take them."""
+
 TELLS_MASS = Capability(
     lambda part: isinstance(part, AttentionBackend) and Need.MASS in part.provides, "does not provide Need.MASS"
 )
@@ -76,17 +79,20 @@ class BackendContract(RegisteredContract[AttentionBackend, BackendCase]):
     @law("The output equals fp32 softmax attention over the decoded keys and values.")
     def test_the_output_is_that_of_plain_attention(self, case: BackendCase) -> None:
         """Within 1e-5 for fp32 and a few ulp for 16-bit dtypes; the log-sum-exp likewise."""
-        scene = self._scene(case)
-        got, wanted = self._attend(scene, self._laid_out(scene)), plainly_attended(scene)
-        require(got.output.dtype == case.dtype, f"queries in {case.dtype} are answered in {got.output.dtype}")
-        require(got.lse.dtype == torch.float32, f"the log-sum-exp is {got.lse.dtype}")
-        tolerance = 1e-5 if case.dtype == torch.float32 else 4 * torch.finfo(case.dtype).eps
-        require(close(got.output, wanted.output, tolerance), f"output: {gap(got.output, wanted.output)}")
-        require(close(got.lse, wanted.lse), f"log-sum-exp: {gap(got.lse, wanted.lse)}")
+        self._require_plain_output(case)
+
+    @plain_law("Every query of a long forward is answered as those of a short one.")
+    def test_every_query_of_a_long_forward_is_answered(self) -> None:
+        windows = -(-MANY_QUERIES // self.window_tokens)
+        for dtype in (torch.float32, torch.bfloat16):
+            case = BackendCase(2, 1, 2, MANY_QUERIES, sinks=2, windows=windows, dense=5, dtype=dtype, seed=0)
+            self._require_plain_output(case)
+            if TELLS_MASS.held(self.part):
+                self._require_plain_masses(case)
 
     @law("Causal in true positions.")
     def test_what_comes_later_changes_nothing(self, case: BackendCase) -> None:
-        """Other keys and values after the first query that is no pad leave its answer alone, bit for bit."""
+        """Other keys and values after the first query that is no pad leave its answer alone."""
         scene = self._scene(attrs.evolve(case, lanes=1))
         places = scene.query.positions[0]
         first = int((places < 0).sum())
@@ -106,10 +112,12 @@ class BackendContract(RegisteredContract[AttentionBackend, BackendCase]):
 
     @law("Splitting or ordering segments differently changes nothing beyond the tolerance.")
     def test_how_tokens_are_split_over_segments_changes_nothing(self, case: BackendCase) -> None:
-        scene = self._scene(case)
+        """Codes and dense blocks are mixed where both store the same numbers, which is in fp32."""
+        shares = (case.dense, 10, 5, 0) if case.dtype == torch.float32 else (10, 10, 10, 10)
+        scene = self._scene(attrs.evolve(case, dense=shares[0]))
         first = self._attend(scene, self._laid_out(scene))
-        for seed, dense in ((1, 10), (2, 5), (3, 0)):
-            other = attrs.evolve(scene, case=attrs.evolve(case, dense=dense, seed=case.seed))
+        for seed, dense in enumerate(shares[1:], start=1):
+            other = attrs.evolve(scene, case=attrs.evolve(case, dense=dense))
             again = self._attend(other, self._laid_out(other, seed))
             tolerance = 1e-5 if case.dtype == torch.float32 else 4 * torch.finfo(case.dtype).eps
             require(
@@ -120,14 +128,7 @@ class BackendContract(RegisteredContract[AttentionBackend, BackendCase]):
 
     @law("Mass is the softmax probability of a window, summed over the queries.", given_that=TELLS_MASS)
     def test_masses_are_those_of_plain_attention(self, case: BackendCase) -> None:
-        scene = self._scene(case)
-        placed, wanted = self._laid_out(scene), plainly_attended(scene)
-        got = self._attend(scene, placed, want_mass=True)
-        mass, protected = _masses(got)
-        told = _by_column(wanted, placed)
-        require(mass.dtype == torch.float32, f"masses are {mass.dtype}")
-        require(close(mass, told), f"mass by lane, query head and column: {gap(mass, told)}")
-        require(close(protected, wanted.protected), f"protected mass: {gap(protected, wanted.protected)}")
+        self._require_plain_masses(case)
 
     @law("Mass of all windows and protected_mass add up to the number of (non-pad) queries.", given_that=TELLS_MASS)
     def test_masses_add_up_to_the_number_of_queries(self, case: BackendCase) -> None:
@@ -212,6 +213,27 @@ class BackendContract(RegisteredContract[AttentionBackend, BackendCase]):
 
     def _scene(self, case: BackendCase) -> Scene:
         return make_scene(case, self.codecs, self.window_tokens, self.head_dim)
+
+    def _require_plain_output(self, case: BackendCase) -> None:
+        scene = self._scene(case)
+        placed = self._laid_out(scene)
+        got, wanted = self._attend(scene, placed), plainly_attended(scene, placed)
+        require(got.output.dtype == case.dtype, f"queries in {case.dtype} are answered in {got.output.dtype}")
+        require(got.lse.dtype == torch.float32, f"the log-sum-exp is {got.lse.dtype}")
+        tolerance = 1e-5 if case.dtype == torch.float32 else 4 * torch.finfo(case.dtype).eps
+        require(close(got.output, wanted.output, tolerance), f"output: {gap(got.output, wanted.output)}")
+        require(close(got.lse, wanted.lse), f"log-sum-exp: {gap(got.lse, wanted.lse)}")
+
+    def _require_plain_masses(self, case: BackendCase) -> None:
+        scene = self._scene(case)
+        placed = self._laid_out(scene)
+        wanted = plainly_attended(scene, placed)
+        got = self._attend(scene, placed, want_mass=True)
+        mass, protected = _masses(got)
+        told = _by_column(wanted, placed)
+        require(mass.dtype == torch.float32, f"masses are {mass.dtype}")
+        require(close(mass, told), f"mass by lane, query head and column: {gap(mass, told)}")
+        require(close(protected, wanted.protected), f"protected mass: {gap(protected, wanted.protected)}")
 
     def _laid_out(self, scene: Scene, seed: int = 0, *, filler: float = 1.0) -> Placed:
         return lay_out(scene, scene.case.seed + seed, filler=filler)

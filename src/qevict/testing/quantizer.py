@@ -12,7 +12,7 @@ from hypothesis.strategies import SearchStrategy
 from torch import Tensor
 
 from qevict.contracts.quantizer import Quantizer
-from qevict.contracts.values import Layout
+from qevict.contracts.values import Layout, layout_bytes
 from qevict.errors import PolicyError
 from qevict.testing.contract import RegisteredContract, declares, law, plain_law
 from qevict.testing.operators import Operators
@@ -27,15 +27,17 @@ _ROUNDING = 2.0**-22
 
 @attrs.frozen
 class QuantizerCase:
-    """Windows of numbers of one magnitude, each channel and token with the full range.
+    """Windows of numbers, each channel and token with the full range of its window.
+
+    Every window and head has a magnitude of its own, half of the one before: none can do with the scale of another.
 
     Attributes:
         window_tokens: tokens of a window.
         head_dim: channels.
         heads: heads that are encoded together.
         windows: windows that are encoded together.
-        offset: the smallest number; large beside the spread, as where keys have a bias.
-        spread: the largest number less the smallest.
+        offset: the smallest number of the first window; large beside the spread, as where keys have a bias.
+        spread: the largest number of the first window less the smallest.
         dtype: dtype of the model.
         seed: decides the numbers.
     """
@@ -57,7 +59,8 @@ class QuantizerCase:
         shares[..., (token + 1) % self.window_tokens, channel] = 0.0
         shares[..., token, channel] = 1.0
         shares[..., 0, 0] = 0.0 if self.window_tokens == 1 else 1.0
-        return (self.offset + self.spread * shares).to(self.dtype)
+        magnitudes = 0.5 ** torch.arange(self.heads * self.windows).view(self.heads, self.windows, 1, 1)
+        return (magnitudes * (self.offset + self.spread * shares)).to(self.dtype)
 
 
 class QuantizerContract(RegisteredContract[Quantizer, QuantizerCase]):
@@ -121,6 +124,14 @@ class QuantizerContract(RegisteredContract[Quantizer, QuantizerCase]):
             with contextlib.suppress(PolicyError):
                 self.part.layout(window_tokens, head_dim)
 
+    @plain_law("layout has room for a code of `bits` bits for every number of a window.")
+    def test_the_layout_has_room_for_every_code(self) -> None:
+        bits = self.part.bits
+        for window_tokens, head_dim in self._accepted():
+            needed, told = bits * window_tokens * head_dim, 8 * layout_bytes(self.part.layout(window_tokens, head_dim))
+            finding = f"{window_tokens} x {head_dim} codes of {bits} bits need {needed} bits, layout has {told}"
+            require(needed <= told, finding)
+
     @law("decode rebuilds, in fp32, the windows that layout accepts.")
     def test_it_rebuilds_what_its_layout_accepts(self, case: QuantizerCase) -> None:
         x = self._numbers(case)
@@ -177,7 +188,7 @@ class QuantizerContract(RegisteredContract[Quantizer, QuantizerCase]):
     def test_windows_and_heads_are_encoded_apart(self, case: QuantizerCase) -> None:
         x = self._numbers(case)
         x = torch.cat((x, (100 * x.float() + 1).clamp(-6e4, 6e4).to(x.dtype)), dim=1)
-        x = torch.cat((x, -x), dim=0)
+        x = torch.cat((x, (-0.5 * x.float()).to(x.dtype)), dim=0)
         codes = self.part.encode(x)
         for window in range(x.shape[1]):
             head = window % x.shape[0]

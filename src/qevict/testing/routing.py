@@ -80,13 +80,12 @@ class RouterCase:
     seed: int
 
     def setting(self) -> Setting:
-        """Capacities that fill some tiers and not others; many ties; columns in any order."""
+        """Capacities that fill some tiers and not others, another for each lane; many ties; columns in any order."""
         dice = iter(uniform(self.seed, 500).tolist())
         tier_bytes = tuple(_pick(dice, range(1, 41)) for _ in range(self.tiers))
         most = self.columns * max(tier_bytes)
-        capacities = [
-            _pick(dice, [None, most // 3, most // 2, _pick(dice, range(most + 1))]) for _ in range(self.lanes)
-        ]
+        options, first = [None, most // 8, _pick(dice, range(most + 1)), most // 2], _pick(dice, range(4))
+        capacities = [options[(first + lane) % len(options)] for lane in range(self.lanes)]
         return Setting(tier_bytes, tuple(capacities), tuple(_drawn_lane(dice, self.columns) for _ in capacities))
 
 

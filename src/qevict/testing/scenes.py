@@ -2,7 +2,7 @@
 
 A scene fixes what each lane holds: sinks, windows with a known decoded key and value by token, evicted windows that
 leave gaps, and an open window that is only partly written. A view says which windows lie densely and which as codes,
-in which slots and columns; the answer may not depend on it.
+in which slots and columns; the answer depends on it as far as dense pools round.
 """
 
 import random
@@ -64,8 +64,8 @@ class Scene:
         rotary: how keys turn.
         key_codes: codes of every block's keys, by codec.
         value_codes: codes of every block's values, by codec.
-        keys: rotated keys of every block, as decoded, ``[heads, blocks, window, head_dim]``.
-        values: values of every block, as decoded.
+        keys: rotated keys of every block, as decoded in fp32 (pools round), ``[heads, blocks, window, head_dim]``.
+        values: values of every block, likewise.
         codec: which codec each block is made with.
         kept: whether each block is there, ``[lanes][windows + 1]``.
         sink_keys: rotated keys of the sinks.
@@ -105,11 +105,11 @@ class Scene:
 
 
 def make_scene(case: BackendCase, codecs: Codecs, window_tokens: int, head_dim: int) -> Scene:
-    """Ragged lanes: queries are padded on the left, and the last window of every lane is open."""
+    """Ragged lanes: up to five queries too many are pads on the left, and the last window of every lane is open."""
     chance, per_lane = random.Random(case.seed), case.windows + 1
     last = [case.windows] + [chance.randint(0, case.windows) for _ in range(case.lanes - 1)]
     lengths = [case.sinks + window_tokens * each + chance.randint(1, window_tokens) for each in last]
-    new = [min(case.queries - chance.randint(0, case.queries - 1), length) for length in lengths]
+    new = [min(case.queries - chance.randint(0, min(case.queries - 1, 5)), length) for length in lengths]
     recent = [(length - tokens - case.sinks) // window_tokens for length, tokens in zip(lengths, new, strict=True)]
     kept = tuple(
         tuple(w <= last[lane] and (w >= recent[lane] or chance.random() < 0.7) for w in range(per_lane))
@@ -130,15 +130,15 @@ def make_scene(case: BackendCase, codecs: Codecs, window_tokens: int, head_dim: 
         rotary=rotary,
         key_codes=blocks.key_codes,
         value_codes=blocks.value_codes,
-        keys=keys.to(case.dtype),
-        values=blocks.values.to(case.dtype),
+        keys=keys,
+        values=blocks.values,
         codec=blocks.codec,
         kept=kept,
         sink_keys=normal(case.seed + 2, *sinks).to(case.dtype),
         sink_values=normal(case.seed + 3, *sinks).to(case.dtype),
         lengths=torch.tensor(lengths),
         offsets=offsets,
-        query=Query(vectors.to(case.dtype), torch.tensor(places), head_dim**-0.5),
+        query=Query(vectors.to(case.dtype), torch.tensor(places), chance.choice([0.6, 1.4]) * head_dim**-0.5),
     )
 
 
@@ -184,6 +184,10 @@ class Placed:
     view: View
     blocks: tuple[tuple[int | None, ...], ...]
 
+    def densely(self, lane: int) -> tuple[int | None, ...]:
+        """Windows of a lane in the dense pools, which round them to the model's dtype."""
+        return self.blocks[lane][: self.view.slots.shape[1]]
+
 
 def lay_out(scene: Scene, seed: int, *, filler: float = 1.0) -> Placed:
     """Split the windows over a dense and the encoded segments, in any slots and columns; the open window is dense.
@@ -211,16 +215,15 @@ def lay_out(scene: Scene, seed: int, *, filler: float = 1.0) -> Placed:
         rotary=scene.rotary,
         rotary_offset=scene.offsets,
     )
-    columns = (sum((shelf.windows[lane] for shelf in shelves), ()) for lane in range(case.lanes))
-    return Placed(view, tuple(columns))
+    return Placed(view, tuple(sum((shelf.windows[lane] for shelf in shelves), ()) for lane in range(case.lanes)))
 
 
 def _homes(scene: Scene, lane: int, chance: random.Random) -> list[int]:
-    """Where each window of a lane lives; only whole windows are encoded, and only of models in fp32."""
+    """Where each window of a lane lives; only whole windows are encoded."""
     homes = []
     for window, kept in enumerate(scene.kept[lane]):
         written = int(scene.lengths[lane]) >= scene.first(window + 1)
-        coded = written and scene.case.dtype == torch.float32 and chance.randrange(10) >= scene.case.dense
+        coded = written and chance.randrange(10) >= scene.case.dense
         homes.append((1 + scene.codec[scene.block(lane, window)] if coded else DENSE) if kept else ABSENT)
     return homes
 
@@ -265,7 +268,7 @@ def _dense_pools(scene: Scene, shelf: _Shelf, filler: float) -> tuple[Tensor, Te
     """Pools of keys and values; free slots and unwritten tokens hold something else."""
     heads, _, window, head_dim = scene.keys.shape
     shape = (heads, len(shelf.pool) + 2, window, head_dim)
-    keys, values = (filler * normal(scene.case.seed + 10 + each, *shape).to(scene.keys.dtype) for each in (0, 1))
+    keys, values = (filler * normal(scene.case.seed + 10 + each, *shape).to(scene.case.dtype) for each in (0, 1))
     for slot, block in shelf.pool.items():
         lane, number = divmod(block, scene.case.windows + 1)
         written = min(window, int(scene.lengths[lane]) - scene.first(number))

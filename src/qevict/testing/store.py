@@ -135,13 +135,17 @@ class StoreContract(RegisteredContract[Store, StoreCase]):
 
     @law("repack keeps the blocks of the given slots, in that order, in slots 0 ... len - 1.")
     def test_repacking_keeps_the_given_blocks_in_order(self, case: StoreCase) -> None:
-        pool, written = self._full(case)
-        stay = list(reversed(range(case.capacity)))[: 1 + case.seed % case.capacity]
-        capacity = len(stay) + case.seed % 3
-        pool.repack(self._indices(stay), capacity)
-        require(pool.capacity == capacity, f"repacked to {capacity} slots, the capacity is {pool.capacity}")
-        found, wanted = self._read(pool, [*range(len(stay))]), {name: each[:, stay] for name, each in written.items()}
-        require(same_values(found, wanted), f"slots {stay} of {case.capacity} were kept: {_differs(found, wanted)}")
+        """Turned at the same capacity, then some kept in a pool of another size, then these turned as well."""
+        pool, held = self._full(case)
+        some = [*reversed(range(case.capacity))][: 1 + case.seed % case.capacity]
+        room = len(some) + case.seed % 3
+        for stay, capacity in ((_turned(case.capacity), case.capacity), (some, room), (_turned(len(some)), room)):
+            before = pool.capacity
+            pool.repack(self._indices(stay), capacity)
+            require(pool.capacity == capacity, f"repacked to {capacity} slots, the capacity is {pool.capacity}")
+            held = {name: each[:, stay] for name, each in held.items()}
+            found = self._read(pool, [*range(len(stay))])
+            require(same_values(found, held), f"slots {stay} of {before} were kept: {_differs(found, held)}")
 
     @law("nbytes is the bytes of everything allocated, free slots included.")
     def test_every_byte_allocated_is_counted(self, case: StoreCase) -> None:
@@ -198,6 +202,22 @@ class StoreContract(RegisteredContract[Store, StoreCase]):
             require(lent[name].shape == array.shape, f"{name!r} is lent as {tuple(lent[name].shape)}")
             require(same_bits(lent[name], array), f"what was written after lending does not show in {name!r}")
 
+    @law("What is lent is what the pool holds, after every write and repack.", given_that=declares("attended"))
+    def test_what_is_lent_follows_the_pool(self, case: StoreCase) -> None:
+        """Lent anew each time, as for each forward."""
+        pool = self._open(case)
+        for number, step in enumerate((None, *case.steps)):
+            if step is not None:
+                slots = _slots(step, pool.capacity)
+                if step.verb == "write":
+                    self._write(pool, slots, case.blocks(len(slots), number))
+                else:
+                    pool.repack(self._indices(slots), len(slots) + step.room)
+            lent = {name: array.cpu() for name, array in pool.lend().items()}
+            held = self._read(pool, [*range(pool.capacity)])
+            finding = f"after {step}, what is lent and what is read differ: {_differs(lent, held)}"
+            require(same_values(lent, held), finding)
+
     @law("In an attended pool, slots that nothing was written to hold zeros.", given_that=declares("attended"))
     def test_slots_never_written_read_as_zeros(self, case: StoreCase) -> None:
         """Attention masks them, but what it multiplies by 0 must be finite."""
@@ -231,6 +251,11 @@ class StoreContract(RegisteredContract[Store, StoreCase]):
 
 def _slots(step: Step, capacity: int) -> list[int]:
     return list(dict.fromkeys(slot % capacity for slot in step.slots))
+
+
+def _turned(count: int) -> list[int]:
+    """All slots, each one further; not its own inverse beyond two."""
+    return [*range(1, count), 0]
 
 
 def _block(codes: Codes, index: int) -> Codes:
