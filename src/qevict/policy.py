@@ -74,7 +74,7 @@ def _both_or_neither(keys: Quantizer | None, values: Quantizer | None, name: str
         raise PolicyError(msg)
 
 
-def _told(value: "Policy | Tier") -> str:
+def _as_call(value: "Policy | Tier") -> str:
     """The call that makes the value, without what is as by default."""
     fields = (field for field in attrs.fields(type(value)) if getattr(value, field.name) != field.default)
     return f"{type(value).__name__}({', '.join(f'{field.name}={getattr(value, field.name)!r}' for field in fields)})"
@@ -109,7 +109,7 @@ class Tier:
         _both_or_neither(self.keys, self.values, self.name)
 
     def __repr__(self) -> str:
-        return _told(self)
+        return _as_call(self)
 
     @property
     def codec(self) -> tuple[Quantizer, Quantizer] | None:
@@ -189,7 +189,7 @@ class Policy:
         return self
 
     def __repr__(self) -> str:
-        return _told(self)
+        return _as_call(self)
 
     @property
     def protected_tokens(self) -> int:
