@@ -3,7 +3,8 @@
 A ``python`` block runs. What it prints contains the lines of a ``text title="output"`` block behind it.
 Any other block with a title is saved under that name; a ``toml`` block without one loads, where it has a schema.
 Of a ``console`` block, lines ``$ qevict ...`` and ``$ pytest ...`` run and print the lines below them,
-``$ pip install -e FOLDER`` is played by hand, and other lines are not run.
+``$ pip install -e FOLDER`` is played by hand, and other lines are not run, nor is ``$ qevict bench``, which takes an hour.
+The folder has the checkout's ``docs`` in it.
 
 The Chinese README is not run: ``test_reference.py`` holds its code equal to the other's.
 """
@@ -12,6 +13,7 @@ import contextlib
 import io
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -26,7 +28,7 @@ import qevict.errors
 ROOT = Path(__file__).parents[2]
 SOURCE = Path(qevict.errors.__file__).parents[1]
 BLOCK = re.compile(r'^```(\w+)(?: title="(.+?)")?\n(.*?)^```$', re.DOTALL | re.MULTILINE)
-NEEDS_A_MODEL = re.compile(r"bench\.models import load|^\$ qevict (demo|generate|bench)", re.MULTILINE)
+NEEDS_A_MODEL = re.compile(r"bench\.models import load|^\$ qevict (demo|generate)", re.MULTILINE)
 STARTS_PROGRAMS = re.compile(r"^\$ (qevict|pytest) ", re.MULTILINE)
 PROGRAMS = {"qevict": "qevict.cli", "pytest": "pytest -q -p no:cacheprovider"}
 
@@ -43,6 +45,7 @@ def pages() -> Iterator[object]:
 
 @pytest.mark.parametrize("text", [*pages()])
 def test_page_does_what_it_says(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(ROOT / "docs", tmp_path / "docs")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     namespace: dict[str, object] = {"__name__": "documentation"}
@@ -77,7 +80,7 @@ def run(line: str) -> str | None:
     program, _, rest = line.partition(" ")
     if folder := re.match(r"pip install -e (\w+)", line):
         install(Path(folder[1]))
-    if program not in PROGRAMS:
+    if program not in PROGRAMS or rest.startswith("bench "):
         return None
     sources = os.pathsep.join(map(str, (*Path.cwd().glob("**/src"), Path.cwd(), SOURCE)))
     kept = {name: value for name, value in os.environ.items() if not name.startswith("QEVICT_") or "CACHE" in name}
