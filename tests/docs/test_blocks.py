@@ -3,7 +3,8 @@
 A ``python`` block runs. What it prints contains the lines of a ``text title="output"`` block behind it.
 Any other block with a title is saved under that name; a ``toml`` block without one loads, where it has a schema.
 Of a ``console`` block, lines ``$ qevict ...`` and ``$ pytest ...`` run and print the lines below them,
-``$ pip install -e FOLDER`` is played by hand, and other lines are not run, nor is ``$ qevict bench``, which takes an hour.
+``$ pip install -e FOLDER`` is played by hand, and other lines are not run; nor is ``$ qevict bench``, which takes
+an hour.
 The folder has the checkout's ``docs`` in it.
 
 The Chinese README is not run: ``test_reference.py`` holds its code equal to the other's.
