@@ -173,7 +173,8 @@ class Engine:
         scorer, old = self.wiring.policy.scorer, layer.records.state
         if old or scorer.needs:
             state = scorer.update(layer.state(grid), observation)
-            check_state(scorer.name, state, old, tuple(grid.present.shape))
+            if arrival.event:  # the prompt is one; a look at every token would find nothing else
+                check_state(scorer.name, state, old, tuple(grid.present.shape))
             layer.remember(grid, state)
 
     def _route(self, index: int, layer: Layer, grid: Grid, arrival: Arrival) -> None:
