@@ -27,6 +27,8 @@ FULL, SINKS, EVICT, QEVICT = "full cache", "sinks + recent", "evict-only", "QEvi
 STOCK = "DynamicCache"
 STORED = torch.bfloat16
 SPEED_ROUNDS = 3
+STEPS = 6
+"""Of a run: loading, four policies, speeds."""
 
 Tick = Callable[[str | None], None]
 """Called with what is done next; with None when it is done."""

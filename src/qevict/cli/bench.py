@@ -89,10 +89,10 @@ def demo(
     budget: Annotated[str, typer.Option("--budget", help="Bytes of each compressed cache.")] = DEFAULT_BUDGET,
 ) -> None:
     """Compress a document before any question is seen, then ask two questions about it."""
-    from qevict.bench.demo import run, show
+    from qevict.bench.demo import STEPS, run, show
     from qevict.bench.models import quiet_libraries
 
     quiet_libraries()
-    with progress(10) as tick:
+    with progress(STEPS) as tick:
         outcome = run(model, budget, tick)
     show(console(), outcome)

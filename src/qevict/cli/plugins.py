@@ -2,18 +2,19 @@
 
 import json
 import warnings
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import attrs
 import typer
 
 from qevict.cli.console import console
+from qevict.cli.policies import JsonOption
 
 if TYPE_CHECKING:
     from qevict.registry import Failure, Inventory, Offer
 
 
-def plugins(*, as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")] = False) -> None:
+def plugins(*, as_json: JsonOption = False) -> None:
     """List all parts, whose they are, and which plugins failed and why."""
     inventory = _inventory()
     if as_json:
