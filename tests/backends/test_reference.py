@@ -102,29 +102,30 @@ class Placed(NamedTuple):
 
 
 class Shelf(NamedTuple):
-    """One segment: the block in each slot, the slots and first positions of each lane's columns."""
+    """One segment: the block in each slot, each lane's region, the slots and first positions of its columns."""
 
     pool: dict[int, Block]
+    regions: list[int]
     slots: list[list[int]]
     positions: list[list[int]]
     columns: list[dict[int, int]]
 
 
 def shelve(lanes: list[list[Block]], chance: random.Random) -> Shelf:
-    """Put blocks into shuffled slots and columns; absent columns point at any slot and claim any position."""
+    """Put blocks into shuffled slots of their lane's region; absent columns point anywhere and claim any position."""
     width = max(map(len, lanes)) + chance.randint(0, 2)
-    slot_count = sum(map(len, lanes)) + 2
-    free = chance.sample(range(slot_count), slot_count)
-    shelf = Shelf({}, [], [], [])
-    for blocks in lanes:
-        shuffled = chance.sample(blocks, len(blocks))
+    shelf = Shelf({}, [len(blocks) + chance.choice([0, 1, 3]) for blocks in lanes], [], [], [])
+    shelf.regions[0] += sum(shelf.regions) == 0
+    first = 0
+    for blocks, region in zip(lanes, shelf.regions, strict=True):
         gap = width - len(blocks)
-        slots = [free.pop() for _ in shuffled]
-        shelf.pool.update(zip(slots, shuffled, strict=True))
-        shelf.slots.append(slots + [chance.randrange(slot_count) for _ in range(gap)])
-        first = [block.position for block in shuffled] + [chance.choice([0, 5, 900]) for _ in range(gap)]
-        shelf.positions.append(first)
-        shelf.columns.append({block.number: column for column, block in enumerate(shuffled)})
+        slots = chance.sample(range(first, first + region), len(blocks))
+        shelf.pool.update(zip(slots, blocks, strict=True))
+        shelf.slots.append(slots + [chance.randrange(sum(shelf.regions)) for _ in range(gap)])
+        positions = [block.position for block in blocks] + [chance.choice([0, 5, 900]) for _ in range(gap)]
+        shelf.positions.append(positions)
+        shelf.columns.append({block.number: column for column, block in enumerate(blocks)})
+        first += region
     return shelf
 
 
@@ -155,9 +156,10 @@ def lay_out(scene: Scene, seed: int, *, dense_share: float = 0.5, filler: float 
     encoded = tuple(
         EncodedSegment(
             *CODECS[codec],
-            key_codes=lent(shelves[1 + codec].pool, generator, filler, heads, codec, keys=True),
-            value_codes=lent(shelves[1 + codec].pool, generator, filler, heads, codec, keys=False),
+            key_codes=lent(shelves[1 + codec], generator, filler, heads, codec, keys=True),
+            value_codes=lent(shelves[1 + codec], generator, filler, heads, codec, keys=False),
             slots=integers(shelves[1 + codec].slots),
+            regions=tuple(shelves[1 + codec].regions),
         )
         for codec in range(2)
     )
@@ -167,6 +169,7 @@ def lay_out(scene: Scene, seed: int, *, dense_share: float = 0.5, filler: float 
         keys=keys,
         values=values,
         slots=integers(shelves[0].slots),
+        regions=tuple(shelves[0].regions),
         encoded=encoded,
         positions=torch.cat([integers(shelf.positions) for shelf in shelves], dim=1),
         present=present,
@@ -185,7 +188,7 @@ def dense_pools(
     scene: Scene, home: list[list[Block]], shelf: Shelf, generator: torch.Generator, filler: float
 ) -> tuple[Tensor, Tensor]:
     """Pools of rotated keys and of values; free slots and unwritten tokens hold something else."""
-    shape = (scene.sink_keys.shape[1], len(shelf.pool) + 2, WINDOW, HEAD_DIM)
+    shape = (scene.sink_keys.shape[1], sum(shelf.regions), WINDOW, HEAD_DIM)
     keys, values = filler * normal(generator, *shape), filler * normal(generator, *shape)
     lane_of = {id(block): lane for lane, blocks in enumerate(home) for block in blocks}
     for slot, block in shelf.pool.items():
@@ -196,14 +199,14 @@ def dense_pools(
 
 
 def lent(
-    pool: dict[int, Block], generator: torch.Generator, filler: float, heads: int, codec: int, *, keys: bool
+    shelf: Shelf, generator: torch.Generator, filler: float, heads: int, codec: int, *, keys: bool
 ) -> Codes:
     """The arrays of an encoded pool; slots that belong to nobody hold codes of something else."""
     quantizer = CODECS[codec][0 if keys else 1]
     # fp16 scales end at 65504, so filler of an encoded pool stays below.
-    junk = min(filler, 1e4) * normal(generator, heads, len(pool) + 2, WINDOW, HEAD_DIM)
+    junk = min(filler, 1e4) * normal(generator, heads, sum(shelf.regions), WINDOW, HEAD_DIM)
     arrays = {name: array.clone() for name, array in quantizer.encode(junk).items()}
-    for slot, block in pool.items():
+    for slot, block in shelf.pool.items():
         for name, array in (block.keys if keys else block.values).items():
             arrays[name][:, slot] = array[:, 0]
     return arrays

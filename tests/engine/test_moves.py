@@ -200,9 +200,21 @@ def check_slots(cache: Any) -> None:
         assert (records.slots.gather(1, segment[:, None]) >= 0).all()
         for index, pool in enumerate(layer.pools):
             used = records.slots[:, index][records.slots[:, index] >= 0]
-            assert len(used.unique()) == len(used) == layer.live[index]
-            assert not len(used) or int(used.max()) < pool.capacity
+            assert len(used.unique()) == len(used) == sum(layer.live[index])
+            assert sum(layer.regions[index]) == pool.capacity
+            check_regions(layer, index)
         assert records.lines == sum(map(sum, records.counts))
+
+
+def check_regions(layer: Any, segment: int) -> None:
+    """The slots of a lane lie in its own region."""
+    first = 0
+    for lane, (region, live) in enumerate(zip(layer.regions[segment], layer.live[segment], strict=True)):
+        slots = layer.records.slots[layer.records.lane_of() == lane, segment]
+        own = slots[slots >= 0]
+        assert len(own) == live
+        assert ((own >= first) & (own < first + region)).all()
+        first += region
 
 
 def test_min_tokens_leaves_short_rows_whole() -> None:

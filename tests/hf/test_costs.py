@@ -85,9 +85,9 @@ def test_bytes_moved_at_an_event_follow_the_moves(monkeypatch: pytest.MonkeyPatc
         written["write"] += len(slots)
         plain_write(pool, slots, codes)
 
-    def repack(pool: Any, slots: Any, capacity: int) -> None:
+    def repack(pool: Any, slots: Any, into: Any, capacity: int) -> None:
         written["repack"] += len(slots)
-        plain_repack(pool, slots, capacity)
+        plain_repack(pool, slots, into, capacity)
 
     monkeypatch.setattr(MemoryPool, "write", write)
     monkeypatch.setattr(MemoryPool, "repack", repack)

@@ -18,7 +18,8 @@ LAYOUT: Layout = {
 
 def open_pool(capacity: int = 0) -> Pool:
     pool = DeviceMemory().open(LAYOUT, HEADS, torch.device("cpu"))
-    pool.repack(torch.zeros(0, dtype=torch.int64), capacity)
+    none = torch.zeros(0, dtype=torch.int64)
+    pool.repack(none, none, capacity)
     return pool
 
 

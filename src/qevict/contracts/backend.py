@@ -23,6 +23,7 @@ class EncodedSegment:
         key_codes: the pool's key arrays ``[heads, slots, ...]``, lent.
         value_codes: the pool's value arrays, lent.
         slots: slot of each window of each lane; any valid slot where absent.
+        regions: slots of the pool that belong to each lane, known on the host; they follow one another.
     """
 
     keys: Quantizer
@@ -30,6 +31,7 @@ class EncodedSegment:
     key_codes: Codes
     value_codes: Codes
     slots: LaneWindows
+    regions: tuple[int, ...]
 
 
 @attrs.frozen(eq=False)
@@ -44,6 +46,8 @@ class View:
         keys: pool of rotated dense keys.
         values: pool of dense values.
         slots: dense slot of each dense window.
+        regions: slots of the dense pool that belong to each lane, known on the host; they follow one another, so that
+            a lane can be read in place.
         encoded: segments that live as codes.
         positions: first true position of every window.
         present: False for filler columns.
@@ -57,6 +61,7 @@ class View:
     keys: BlockPool
     values: BlockPool
     slots: LaneWindows
+    regions: tuple[int, ...]
     encoded: tuple[EncodedSegment, ...]
     positions: LaneWindows
     present: LaneMask

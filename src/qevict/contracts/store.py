@@ -20,7 +20,7 @@ class Pool(ABC):
         * ``nbytes`` is the bytes of everything allocated, free slots included.
         * A pool keeps copies: neither what was written nor what was read is tied to it.
         * In an attended pool, slots that nothing was written to hold zeros: attention masks them, but reads them.
-        * ``repack`` keeps the blocks of the given slots, in that order, in slots ``0 ... len - 1``.
+        * ``repack`` keeps the blocks of the given slots, each in the slot that is named for it, and no others.
     """
 
     @property
@@ -46,8 +46,8 @@ class Pool(ABC):
         """The pool's own arrays ``[heads, slots, ...]``, without a copy; for attention over an attended store."""
 
     @abstractmethod
-    def repack(self, slots: Int[Tensor, " windows"], capacity: int) -> None:
-        """Change the capacity, keeping only the blocks of ``slots``."""
+    def repack(self, slots: Int[Tensor, " windows"], into: Int[Tensor, " windows"], capacity: int) -> None:
+        """Lay the pool out anew: ``capacity`` slots, with the block of each of ``slots`` in the slot ``into`` names."""
 
 
 class Store(ABC):

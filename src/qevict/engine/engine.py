@@ -11,6 +11,7 @@ from qevict.contracts.values import Costs, Need, Observation, Windows
 from qevict.engine import mover
 from qevict.engine.checks import check_rankings, check_state
 from qevict.engine.clock import Arrival, Clock, refuse
+from qevict.engine.landing import Landing, land
 from qevict.engine.layer import Layer
 from qevict.engine.mover import Move
 from qevict.engine.records import Grid
@@ -63,6 +64,7 @@ class Engine:
         clock: how far each row is.
         layers: opened at the first forward.
         arrival: the forward under way; left standing by an exception.
+        landing: where the tokens of that forward fall.
         pending: moves that wait for the end of the forward.
     """
 
@@ -70,6 +72,7 @@ class Engine:
     clock: Clock
     layers: list[Layer] = attrs.field(factory=list)
     arrival: Arrival | None = None
+    landing: Landing | None = None
     pending: list[Pending] = attrs.field(factory=list)
 
     @classmethod
@@ -113,51 +116,59 @@ class Engine:
         Returns:
             ``[rows, tokens, q_heads, head_dim]``.
         """
-        arrival = self._arrive(index, incoming)
+        arrival, landing = self._arrive(index, incoming)
         layer = self.layers[index]
         keys, values = layer.by_lane(incoming.keys), layer.by_lane(incoming.values)
-        line = layer.append(keys, values, arrival)
+        line = layer.append(keys, values, arrival, landing)
         grid = layer.records.grid()
-        output, mass = self._attend(layer, grid, incoming, arrival)
+        output, mass = self._attend(layer, grid, incoming, arrival, landing)
         self._score(layer, grid, arrival, _observe(self.wiring, layer, grid, line, mass, keys, values))
         if arrival.event:
-            self._route(index, layer, grid, arrival)
+            self._route(index, layer, grid, arrival, landing)
         if index == self.wiring.geometry.layers - 1:
             self._finish(arrival)
         return output
 
-    def _arrive(self, index: int, incoming: Incoming) -> Arrival:
+    def _arrive(self, index: int, incoming: Incoming) -> tuple[Arrival, Landing]:
         if index == 0:
             self.check_whole()
             rows = incoming.query.shape[0]
             self.arrival = self.clock.begin(incoming.valid, incoming.visible, incoming.position_ids, rows)
+            assert self.clock.offset is not None
+            self.landing = land(self.wiring, self.arrival, self.clock.offset)
         if len(self.layers) == index:
             self.layers.append(Layer.open(self.wiring, incoming.query.shape[0], incoming.keys.device))
         assert self.arrival is not None
-        return self.arrival
+        assert self.landing is not None
+        return self.arrival, self.landing
 
-    def _attend(self, layer: Layer, grid: Grid, incoming: Incoming, arrival: Arrival) -> tuple[Tensor, Tensor | None]:
-        """The output, and the masses if the scorer needs them."""
+    def _attend(
+        self, layer: Layer, grid: Grid, incoming: Incoming, arrival: Arrival, landing: Landing
+    ) -> tuple[Tensor, Tensor | None]:
+        """The output, and the masses if the scorer needs them.
+
+        The model's own attention reads the prompt, and later whatever still lies whole and in order: bit for bit what
+        it would give without a policy.
+        """
         policy = self.wiring.policy
-        assert self.clock.offset is not None
         wanted = Need.MASS in policy.scorer.needs
         first, exact = arrival.start == 0, layer.sink_keys.dtype == incoming.keys.dtype
-        view = layer.view(grid, arrival, self.clock.offset)
-        if first or (layer.whole and exact and not arrival.padded):
+        view = layer.view(grid, landing)
+        if first or (layer.whole and exact and not arrival.padded and (arrival.in_prompt or layer.in_order)):
             history = (incoming.keys, incoming.values) if first else layer.history(arrival.after[0])
             output = incoming.native(*history)
-            return output, self._mass(layer, view, incoming, arrival) if wanted else None
+            return output, self._mass(layer, view, incoming, arrival, landing) if wanted else None
         partly = wanted and self._first_scored(arrival) > 0
-        query = layer.query(incoming.query, arrival.positions, incoming.scaling)
+        query = layer.query(incoming.query, landing.positions, incoming.scaling)
         seen = policy.backend.attend(query, view, want_mass=wanted and not partly)
         rows = incoming.query.shape[0]
         output = seen.output.reshape(rows, -1, *seen.output.shape[3:]).transpose(1, 2).contiguous()
-        return output, self._mass(layer, view, incoming, arrival) if partly else seen.mass
+        return output, self._mass(layer, view, incoming, arrival, landing) if partly else seen.mass
 
-    def _mass(self, layer: Layer, view: View, incoming: Incoming, arrival: Arrival) -> Tensor:
+    def _mass(self, layer: Layer, view: View, incoming: Incoming, arrival: Arrival, landing: Landing) -> Tensor:
         """A second pass over the queries that count."""
         since = self._first_scored(arrival)
-        query = layer.query(incoming.query[:, :, since:], arrival.positions[:, since:], incoming.scaling)
+        query = layer.query(incoming.query[:, :, since:], landing.positions[:, since:], incoming.scaling)
         return self.wiring.policy.backend.mass(query, view)
 
     def _first_scored(self, arrival: Arrival) -> int:
@@ -177,9 +188,8 @@ class Engine:
                 check_state(scorer.name, state, old, tuple(grid.present.shape))
             layer.remember(grid, state)
 
-    def _route(self, index: int, layer: Layer, grid: Grid, arrival: Arrival) -> None:
+    def _route(self, index: int, layer: Layer, grid: Grid, arrival: Arrival, landing: Landing) -> None:
         """Plan; apply at once if the plan's counts are known, else when the forward ends."""
-        assert self.clock.offset is not None
         policy, windows = self.wiring.policy, layer.windows(grid, arrival)
         rankings = policy.scorer.rank(layer.state(grid), windows)
         check_rankings(policy.scorer.name, rankings, windows)
@@ -187,7 +197,7 @@ class Engine:
         costs = Costs(self.wiring.tier_bytes, self._kept(layer, grid, windows))
         capacities = [self._capacity(budget) for budget in budgets]
         plan = policy.router.plan(rankings, windows, costs, capacities)
-        move = mover.prepare(layer, grid, plan, self.clock.offset)
+        move = mover.prepare(layer, grid, plan, landing.rotary_offset)
         if plan.counts is None:
             self.pending.append(Pending(index, move))
         else:
@@ -238,8 +248,8 @@ class Engine:
 
     def _needed_bytes(self, layer: Layer, tally: mover.Tally, room: Sequence[int]) -> int:
         new = sum(room) - sum(layer.records.opened)
-        live = (tally.live[0] + new, *tally.live[1:])
-        blocks = sum(count * block for count, block in zip(live, self.wiring.block_bytes, strict=True))
+        blocks = sum(sum(live) * block for live, block in zip(tally.live, self.wiring.block_bytes, strict=True))
+        blocks += new * self.wiring.block_bytes[0]
         lines = sum(map(sum, tally.counts)) + new
         fixed = layer.lanes * (self.wiring.sink_bytes + self.wiring.lane_bytes)
         return blocks + lines * self.wiring.record_bytes + fixed
@@ -257,7 +267,7 @@ class Engine:
                 self._apply(item.index, item.move, mover.read(self.layers[item.index], own), arrival)
             self.pending.clear()
         self.clock.finish(arrival)
-        self.arrival = None
+        self.arrival = self.landing = None
 
 
 def _observe(

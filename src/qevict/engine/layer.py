@@ -1,5 +1,7 @@
 """One layer's storage: pools, records and sinks, and what reads and appends to them."""
 
+import itertools
+import operator
 from collections.abc import Sequence
 from typing import TypeVar
 
@@ -13,6 +15,7 @@ from qevict.contracts.store import Pool
 from qevict.contracts.values import PROTECTED, Codes, Windows
 from qevict.engine import records as table
 from qevict.engine.clock import Arrival
+from qevict.engine.landing import Landing
 from qevict.engine.records import Grid, Records
 from qevict.engine.wiring import Wiring
 from qevict.transfer import to_device
@@ -39,7 +42,8 @@ class Layer:
         sink_keys: ``[lanes, heads, sinks, head_dim]``.
         sink_values: likewise.
         records: one line per live window.
-        live: slots in use in each pool, known on the host.
+        regions: by pool and lane, the slots that belong to the lane; the regions of a pool follow one another.
+        live: by pool and lane, the slots in use.
         whole: every token is still held as the model gave it, or rounded once to the stored dtype.
         totals: windows moved so far.
     """
@@ -49,7 +53,8 @@ class Layer:
     sink_keys: Tensor
     sink_values: Tensor
     records: Records
-    live: tuple[int, ...]
+    regions: table.Counts
+    live: table.Counts
     whole: bool = True
     totals: Totals = attrs.field(factory=Totals)
 
@@ -72,7 +77,8 @@ class Layer:
             sinks,
             sinks.clone(),
             table.empty(lanes, wiring.segments, state, device),
-            (0,) * wiring.segments,
+            regions=((0,) * lanes,) * wiring.segments,
+            live=((0,) * lanes,) * wiring.segments,
         )
 
     @property
@@ -95,98 +101,95 @@ class Layer:
         """``[rows, kv_heads, ...]`` as ``[lanes, heads, ...]``."""
         return tensor.reshape(self.lanes, self.wiring.heads, *tensor.shape[2:])
 
-    def per_lane(self, rows: Tensor) -> Tensor:
-        """A tensor over rows, repeated for each of their lanes."""
-        return rows.repeat_interleave(self.wiring.lanes_per_row, dim=0)
-
     def lane_counts(self, rows: Sequence[_T]) -> list[_T]:
         """Host values over rows, repeated for each of their lanes."""
         return [count for count in rows for _ in range(self.wiring.lanes_per_row)]
 
-    def free_slots(self, segment: int, count: int) -> Tensor:
-        """``count`` slots of a pool that no line owns."""
-        capacity = self.pools[segment].capacity
-        slots = self.records.slots
-        used = torch.zeros(capacity + 1, dtype=torch.bool, device=slots.device)
-        used[slots[:, segment].long()] = True  # -1 marks the spare last entry
-        return torch.nonzero_static(~used[:capacity], size=count)[:, 0]
+    def free_slots(self, segment: int, lanes: Tensor) -> Tensor:
+        """A slot that no line owns for each of some windows, in the region of its lane; ``lanes`` ascend."""
+        capacity, slots = self.pools[segment].capacity, self.records.slots
+        free = torch.ones(capacity + 1, dtype=torch.bool, device=slots.device)
+        free[slots[:, segment].long()] = False  # -1 marks the spare last entry
+        found = torch.nonzero_static(free[:capacity], size=capacity)[:, 0]
+        before = free.cumsum(0) - free.long()
+        return found[before[self._starts(segment)][lanes] + _rank(lanes)]
+
+    def _starts(self, segment: int) -> Tensor:
+        """First slot of each lane's region; past the pool for an empty last one."""
+        ends = itertools.accumulate(self.regions[segment], initial=0)
+        return to_device(list(ends)[:-1], self.records.slots.device)
 
     def open_windows(self, until: Sequence[int]) -> None:
         """Make room for protected windows up to ``until`` in every lane; grows the dense pool if it must."""
         goals = [max(goal, old) for goal, old in zip(until, self.records.opened, strict=True)]
-        new = sum(goals) - sum(self.records.opened)
-        if new == 0:
+        new = [goal - old for goal, old in zip(goals, self.records.opened, strict=True)]
+        if not any(new):
             return
-        need = self.live[0] + new
-        if need > self.pools[0].capacity:
-            self.repack(0, with_slack(need))
-        device = self.records.window.device
-        slots = self.free_slots(0, new)
-        state = self.wiring.policy.scorer.start(1, new, device)
+        need = tuple(map(operator.add, self.live[0], new))
+        if any(map(operator.gt, need, self.regions[0])):
+            self.repack(0, [with_slack(own) for own in need])
+        device, total = self.records.window.device, sum(new)
+        lanes = torch.arange(self.lanes, device=device)
+        slots = self.free_slots(0, lanes.repeat_interleave(to_device(new, device), output_size=total))
+        state = self.wiring.policy.scorer.start(1, total, device)
         self.records = table.opened_until(self.records, goals, slots, state)
         self.live = (need, *self.live[1:])
 
-    def repack(self, segment: int, capacity: int) -> None:
-        """Lay a pool out anew with another capacity; its live windows move to the first slots."""
-        slots = self.records.slots
-        owners = torch.nonzero_static(slots[:, segment] >= 0, size=self.live[segment])[:, 0]
-        self.pools[segment].repack(slots[owners, segment].long(), capacity)
-        slots[owners, segment] = torch.arange(owners.shape[0], dtype=torch.int32, device=slots.device)
+    def repack(self, segment: int, regions: Sequence[int]) -> None:
+        """Lay a pool out anew with other regions; a lane's live windows move to its first slots, in order."""
+        self.regions = (*self.regions[:segment], tuple(regions), *self.regions[segment + 1 :])
+        slots, live = self.records.slots, sum(self.live[segment])
+        owners = torch.nonzero_static(slots[:, segment] >= 0, size=live)[:, 0]
+        lanes = self.records.lane_of()[owners]
+        into = self._starts(segment)[lanes] + _rank(lanes)
+        self.pools[segment].repack(slots[owners, segment].long(), into, sum(regions))
+        slots[owners, segment] = into.int()
 
-    def append(self, keys: Tensor, values: Tensor, arrival: Arrival) -> Tensor:
-        """Write a forward's keys and values where they belong; pads go nowhere.
+    def append(self, keys: Tensor, values: Tensor, arrival: Arrival, landing: Landing) -> Tensor:
+        """Write a forward's keys and values where they belong.
 
         Returns:
             ``[lanes, tokens]`` the table's line of the window that each token fell into; -1 for sinks and pads.
         """
         if arrival.tokens > 1 or arrival.in_prompt:  # a routing event leaves room for the single tokens until the next
             self.open_windows(self.lane_counts([self.wiring.windows_until(tokens) for tokens in arrival.after]))
-        positions = self.per_lane(arrival.positions)
-        sinks, lanes_per_row = self.wiring.policy.sink_tokens, self.wiring.lanes_per_row
-        rows = list(zip(arrival.before, arrival.after, strict=True))
-        for_sinks = sum(min(sinks, new) - min(sinks, old) for old, new in rows) * lanes_per_row
-        if for_sinks:
-            self._append_sinks(keys, values, positions, for_sinks)
-        for_windows = sum(new - old for old, new in rows) * lanes_per_row - for_sinks
-        return self._append_windows(keys, values, positions, for_windows)
-
-    def _append_sinks(self, keys: Tensor, values: Tensor, positions: Tensor, count: int) -> None:
-        inside = (positions >= 0) & (positions < self.wiring.policy.sink_tokens)
-        lane, token = torch.nonzero_static(inside, size=count).unbind(1)
-        position = positions[lane, token]
-        self.sink_keys[lane, :, position] = keys[lane, :, token].to(self.sink_keys.dtype)
-        self.sink_values[lane, :, position] = values[lane, :, token].to(self.sink_values.dtype)
-
-    def _append_windows(self, keys: Tensor, values: Tensor, positions: Tensor, count: int) -> Tensor:
-        policy, records = self.wiring.policy, self.records
-        inside = positions - policy.sink_tokens
-        window = torch.div(inside, policy.window_tokens, rounding_mode="floor")
-        ends = records.starts[:, 0] + records.sizes[:, 0]
-        # Windows not yet aged are the last lines of a lane's dense segment, without a gap.
-        line = torch.where(inside >= 0, (ends - records.opened_on_device)[:, None] + window, -1)
-        lane, token = torch.nonzero_static(inside >= 0, size=count).unbind(1)
-        slot = records.slots[line[lane, token], 0].long()
-        offset = inside[lane, token] % policy.window_tokens
+        if landing.of_sinks is not None:
+            lane = landing.of_sinks.lane
+            position = landing.positions[lane, landing.of_sinks.token]
+            for sinks, vectors in ((self.sink_keys, keys), (self.sink_values, values)):
+                sinks[lane, :, position] = landing.of_sinks.vectors(vectors).to(sinks.dtype)
+        line = self.records.base[:, None] + landing.window
+        slot = self.records.slots[:, 0][landing.entries(line)].long()
         dense = self.pools[0].lend()
         for name, vectors in (("keys", keys), ("values", values)):
             pool = dense[name]
-            pool[:, slot, offset] = vectors[lane, :, token].transpose(0, 1).to(pool.dtype)
-        return line
+            tokens = pool.view(pool.shape[0], -1, pool.shape[3])
+            tokens.index_copy_(1, slot * pool.shape[2] + landing.step, landing.vectors(vectors).to(pool.dtype))
+        return line if landing.of_windows is None else torch.where(landing.window >= 0, line, -1)
+
+    @property
+    def in_order(self) -> bool:
+        """The dense pool holds all tokens of every lane side by side, so that the model's own attention can read it."""
+        return self.whole and not self.wiring.policy.sink_tokens and len({*self.regions[0]}) == 1
 
     def history(self, tokens: int) -> tuple[Tensor, Tensor]:
-        """All keys and values in order, ``[rows, kv_heads, tokens, head_dim]``; only while whole and without pads."""
-        grid = self.records.grid()
-        slots = grid.spread(self.records.slots[:, 0])[:, : grid.widths[0]].long()
-        dense = self.pools[0].lend()
-        rows = self.lanes // self.wiring.lanes_per_row
+        """All keys and values in order, ``[rows, kv_heads, tokens, head_dim]``; only while whole and without pads.
+
+        Lent without a copy if the layer is :attr:`in_order`.
+        """
+        dense, rows = self.pools[0].lend(), self.lanes // self.wiring.lanes_per_row
         whole = []
         for name, sinks in (("keys", self.sink_keys), ("values", self.sink_values)):
-            blocks = dense[name][:, slots].transpose(0, 1).flatten(2, 3)
-            joined = torch.cat((sinks, blocks), dim=2) if sinks.shape[2] else blocks
+            if self.in_order:
+                joined = dense[name].unflatten(1, (self.lanes, -1)).flatten(2, 3).transpose(0, 1)
+            else:
+                grid = self.records.grid()
+                slots = grid.spread(self.records.slots[:, 0])[:, : grid.widths[0]]
+                joined = torch.cat((sinks, dense[name][:, slots].transpose(0, 1).flatten(2, 3)), dim=2)
             whole.append(joined[:, :, :tokens].reshape(rows, self.wiring.geometry.kv_heads, tokens, -1))
         return whole[0], whole[1]
 
-    def view(self, grid: Grid, arrival: Arrival, offset: Tensor) -> View:
+    def view(self, grid: Grid, landing: Landing) -> View:
         """What attention reads, lent without a copy."""
         dense = self.pools[0].lend()
         slots = grid.spread(self.records.slots).long().clamp_(min=0)
@@ -196,12 +199,13 @@ class Layer:
             keys=dense["keys"],
             values=dense["values"],
             slots=slots[:, : grid.widths[0], 0],
+            regions=self.regions[0],
             encoded=self._encoded(grid, slots),
             positions=self.window_positions(grid),
             present=grid.present,
-            lengths=self.per_lane(arrival.lengths),
+            lengths=landing.lengths,
             rotary=self.wiring.rotary,
-            rotary_offset=self.per_lane(offset),
+            rotary_offset=landing.rotary_offset,
         )
 
     def _encoded(self, grid: Grid, slots: Tensor) -> tuple[EncodedSegment, ...]:
@@ -211,7 +215,8 @@ class Layer:
             if until > column:
                 lent = self.pools[index].lend()
                 own = slots[:, column:until, index]
-                segments.append(EncodedSegment(keys, values, part(lent, "keys."), part(lent, "values."), own))
+                codes = part(lent, "keys."), part(lent, "values.")
+                segments.append(EncodedSegment(keys, values, *codes, own, self.regions[index]))
             column = until
         return tuple(segments)
 
@@ -221,10 +226,10 @@ class Layer:
         return grid.spread(self.records.window).long() * policy.window_tokens + policy.sink_tokens
 
     def query(self, vectors: Tensor, positions: Tensor, scaling: float) -> Query:
-        """Queries ``[rows, q_heads, tokens, head_dim]`` at ``[rows, tokens]`` true positions, by lane and KV head."""
+        """Queries ``[rows, q_heads, tokens, head_dim]`` at ``[lanes, tokens]`` true positions, by lane and KV head."""
         group = self.wiring.geometry.q_heads // self.wiring.geometry.kv_heads
         lanes = vectors.reshape(self.lanes, self.wiring.heads, group, *vectors.shape[2:])
-        return Query(lanes, self.per_lane(positions), scaling)
+        return Query(lanes, positions, scaling)
 
     def kept_positions(self, rows: Sequence[int]) -> list[list[int]]:
         """True positions held, lane by lane, given the true tokens of each row; asks the device."""
@@ -260,8 +265,9 @@ class Layer:
 
     def state(self, grid: Grid) -> State:
         """The scorer's state as a rectangle; absent columns are as if nothing had been observed."""
-        lanes, columns = grid.present.shape
-        fresh = self.wiring.policy.scorer.start(lanes, columns, grid.present.device)
+        if grid.index is None:
+            return {name: grid.spread(column) for name, column in self.records.state.items()}
+        fresh = self.wiring.policy.scorer.start(*grid.shape, grid.present.device)
         spread = {}
         for name, column in self.records.state.items():
             present = grid.present.view(*grid.present.shape, *(1,) * (column.ndim - 1))
@@ -273,6 +279,11 @@ class Layer:
         lines = self.records.lines
         columns = {name: grid.collect(rectangle, lines) for name, rectangle in state.items()}
         self.records = attrs.evolve(self.records, state=columns)
+
+
+def _rank(lanes: Tensor) -> Tensor:
+    """How many of the same lane came before, for lanes that ascend."""
+    return torch.arange(lanes.shape[0], device=lanes.device) - torch.searchsorted(lanes, lanes)
 
 
 def with_slack(need: int) -> int:

@@ -1,5 +1,6 @@
 """The only hand that moves bytes: carries a plan out, exactly as many windows as it names."""
 
+import operator
 from collections.abc import Sequence
 
 import attrs
@@ -9,7 +10,7 @@ from torch import Tensor
 from qevict.contracts.values import MovePlan
 from qevict.engine import records as table
 from qevict.engine.layer import Layer, part, with_slack
-from qevict.engine.records import Grid
+from qevict.engine.records import Counts, Grid
 
 
 @attrs.frozen(eq=False)
@@ -39,17 +40,17 @@ class Tally:
 
     Attributes:
         counts: live lines by segment and lane, after the move.
-        live: slots in use in each pool, after the move.
-        peak: slots in use after the moves down, before promoted windows let go of what they leave.
+        live: slots in use by pool and lane, after the move.
+        peak: likewise after the moves down, before promoted windows let go of what they leave.
         carried: ``[from][to]`` windows that need a representation which they do not own.
         promotions: windows that move to a hotter tier.
         demotions: windows that move to a colder tier.
         evictions: windows that go for good.
     """
 
-    counts: tuple[tuple[int, ...], ...]
-    live: tuple[int, ...]
-    peak: tuple[int, ...]
+    counts: Counts
+    live: Counts
+    peak: Counts
     carried: tuple[tuple[int, ...], ...]
     promotions: int
     demotions: int
@@ -68,7 +69,7 @@ def prepare(layer: Layer, grid: Grid, plan: MovePlan, offset: Tensor) -> Move:
     slots_kept = torch.zeros_like(held)
     slots_kept[:, 1:] = retained[:, retained.shape[1] - wiring.segments + 1 :] & held[:, 1:] & keep[:, None]
     slots_kept[:, 0] = held[:, 0] & (segment == 0) & keep
-    return Move(place, keep, segment, slots_kept, held.int().argmax(1), layer.per_lane(offset))
+    return Move(place, keep, segment, slots_kept, held.int().argmax(1), offset)
 
 
 def tier_codes(layer: Layer, held: Tensor) -> Tensor:
@@ -82,10 +83,8 @@ def tier_codes(layer: Layer, held: Tensor) -> Tensor:
 def measure(layer: Layer, move: Move) -> Tensor:
     """The numbers of a tally as one device tensor, to be read together with other layers'."""
     records, segments = layer.records, layer.wiring.segments
-    lane, arange = records.lane_of(), torch.arange(segments, device=move.place.device)
+    arange = torch.arange(segments, device=move.place.device)
     in_segment = (move.segment[:, None] == arange) & move.keep[:, None]
-    counts = torch.zeros(layer.lanes, segments, dtype=torch.int64, device=move.place.device)
-    counts.index_add_(0, lane, in_segment.long())
     lacking = in_segment & ~move.slots_kept
     from_segment = (move.source[:, None] == arange) & move.keep[:, None]
     carried = (from_segment[:, :, None] & lacking[:, None, :]).sum(0)
@@ -95,20 +94,22 @@ def measure(layer: Layer, move: Move) -> Tensor:
     )
     after = move.slots_kept | lacking
     rising = ((move.source > move.segment) & move.keep)[:, None]
-    peak = torch.where(rising, records.slots >= 0, after).sum(0)
-    return torch.cat((counts.T.flatten(), after.sum(0), peak, carried.flatten(), moved))
+    flags = torch.cat((in_segment, after, torch.where(rising, records.slots >= 0, after)), dim=1)
+    by_lane = torch.zeros(layer.lanes, flags.shape[1], dtype=torch.int64, device=flags.device)
+    by_lane.index_add_(0, records.lane_of(), flags.long())
+    return torch.cat((by_lane.T.flatten(), carried.flatten(), moved))
 
 
 def read(layer: Layer, numbers: Sequence[int]) -> Tally:
     """A tally from the numbers of :func:`measure`."""
     lanes, segments = layer.lanes, layer.wiring.segments
-    per_lane, rest = numbers[: segments * lanes], numbers[segments * lanes :]
-    live, peak, rest = rest[:segments], rest[segments : 2 * segments], rest[2 * segments :]
+    rows = tuple(tuple(numbers[at : at + lanes]) for at in range(0, 3 * segments * lanes, lanes))
+    rest = numbers[3 * segments * lanes :]
     square, moved = rest[: segments**2], rest[segments**2 :]
     return Tally(
-        counts=tuple(tuple(per_lane[s * lanes : (s + 1) * lanes]) for s in range(segments)),
-        live=tuple(live),
-        peak=tuple(peak),
+        counts=rows[:segments],
+        live=rows[segments : 2 * segments],
+        peak=rows[2 * segments :],
         carried=tuple(tuple(square[s * segments : (s + 1) * segments]) for s in range(segments)),
         promotions=moved[0],
         demotions=moved[1],
@@ -132,8 +133,8 @@ def foresee(layer: Layer, planned: tuple[tuple[int, ...], ...], candidates: Sequ
     counts = (dense, *coded)
     return Tally(
         counts=counts,
-        live=tuple(map(sum, counts)),
-        peak=tuple(map(sum, counts)),
+        live=counts,
+        peak=counts,
         carried=((0, *moved), *((0,) * wiring.segments for _ in coded)),
         promotions=0,
         demotions=demotions,
@@ -152,8 +153,8 @@ def apply(layer: Layer, move: Move, tally: Tally, room: Sequence[int], spare_byt
         spare_bytes: bytes that pools may take beyond what is needed, as room to grow; None for no limit.
     """
     segments = range(layer.wiring.segments)
-    most = tuple(map(max, tally.live, tally.peak))
-    needs = (most[0] + sum(room) - sum(layer.records.opened), *most[1:])
+    needs = [list(map(max, *pair)) for pair in zip(tally.live, tally.peak, strict=True)]
+    needs[0] = [own + goal - old for own, goal, old in zip(needs[0], room, layer.records.opened, strict=True)]
     for segment in segments:
         spare_bytes = _grow(layer, segment, needs[segment], spare_bytes)
     _drop(layer, move, ~move.keep)
@@ -181,20 +182,24 @@ def shrink(layer: Layer, allowed_bytes: int | None) -> None:
     """Give slack back: all of it where the layer holds more than it may, and what exceeds twice the usual anyway."""
     over = allowed_bytes is not None and layer.nbytes > allowed_bytes
     for segment, live in enumerate(layer.live):
-        usual = with_slack(live)
-        if layer.pools[segment].capacity > (live if over else with_slack(usual)):
+        usual = [with_slack(own) for own in live]
+        most = sum(live) if over else sum(map(with_slack, usual))
+        if layer.pools[segment].capacity > most:
             layer.repack(segment, live if over else usual)
 
 
-def _grow(layer: Layer, segment: int, need: int, spare_bytes: int | None) -> int | None:
-    pool = layer.pools[segment]
-    if need <= pool.capacity:
+def _grow(layer: Layer, segment: int, needs: Sequence[int], spare_bytes: int | None) -> int | None:
+    """Make every lane's region as large as it must be; the slack that each gets is paid from what is spare."""
+    if not any(map(operator.gt, needs, layer.regions[segment])):
         return spare_bytes
-    slack = with_slack(need) - need
-    if spare_bytes is not None:
-        slack = max(0, min(slack, spare_bytes // layer.wiring.block_bytes[segment]))
-        spare_bytes -= slack * layer.wiring.block_bytes[segment]
-    layer.repack(segment, need + slack)
+    block, regions = layer.wiring.block_bytes[segment], []
+    for need in map(max, needs, layer.live[segment]):  # what will leave a lane has not left yet
+        slack = with_slack(need) - need
+        if spare_bytes is not None:
+            slack = max(0, min(slack, spare_bytes // block))
+            spare_bytes -= slack * block
+        regions.append(need + slack)
+    layer.repack(segment, regions)
     return spare_bytes
 
 
@@ -207,7 +212,7 @@ def _carry(layer: Layer, move: Move, tally: Tally, source: int, target: int) -> 
     wanted = (move.source == source) & (move.segment == target) & move.keep & (records.slots[:, target] < 0)
     lines = torch.nonzero_static(wanted, size=count)[:, 0]
     keys, values = _decoded(layer, move, source, lines)
-    slots = layer.free_slots(target, count)
+    slots = layer.free_slots(target, records.lane_of()[lines])
     layer.pools[target].write(slots, _encoded(layer, move, target, lines, (keys, values)))
     records.slots[lines, target] = slots.int()
 

@@ -12,27 +12,41 @@ from qevict.transfer import to_device
 
 _WINDOW_BITS = 40
 
+Counts = tuple[tuple[int, ...], ...]
+"""How many, by segment and lane; known on the host."""
+
 
 @attrs.frozen(eq=False)
 class Grid:
     """The records as a rectangle over lanes: columns of the dense segment first, then of each encoded one.
 
     Attributes:
-        index: ``[lanes, columns]`` line of each column; any valid line where absent.
-        present: False for filler.
+        lanes: rows of the rectangle.
         widths: columns of each segment.
+        index: ``[lanes, columns]`` line of each column, any valid line where absent; None where no column is absent, so
+            that the rectangle is the table itself.
+        present: False for filler.
     """
 
-    index: Tensor
-    present: Tensor
+    lanes: int
     widths: tuple[int, ...]
+    index: Tensor | None
+    present: Tensor
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Lanes and columns."""
+        return self.lanes, sum(self.widths)
 
     def spread(self, column: Tensor) -> Tensor:
         """A column of the table as ``[lanes, columns, ...]``; filler repeats some other line."""
-        return column[self.index]
+        return column.unflatten(0, self.shape) if self.index is None else column[self.index]
 
     def collect(self, rectangle: Tensor, lines: int) -> Tensor:
-        """The inverse of :meth:`spread`."""
+        """The inverse of :meth:`spread`, in storage of its own size."""
+        if self.index is None:
+            flat = rectangle.flatten(0, 1)
+            return flat if flat.untyped_storage().nbytes() == flat.nbytes else flat.clone()
         flat = rectangle.new_empty((lines + 1, *rectangle.shape[2:]))
         flat[torch.where(self.present, self.index, lines)] = rectangle
         return flat[:lines].clone()
@@ -53,10 +67,11 @@ class Records:
         opened: windows opened so far, by lane.
         starts: ``[lanes, segments]`` first line of each segment.
         sizes: ``[lanes, segments]`` lines of each segment.
-        opened_on_device: ``opened`` as a tensor.
+        base: by lane, the line of window ``w`` less ``w``, for windows not yet aged: they are the last lines of the dense
+            segment, without a gap.
     """
 
-    counts: tuple[tuple[int, ...], ...]
+    counts: Counts
     widths: tuple[int, ...]
     window: Tensor
     place: Tensor
@@ -66,7 +81,7 @@ class Records:
     opened: tuple[int, ...]
     starts: Tensor
     sizes: Tensor
-    opened_on_device: Tensor
+    base: Tensor
 
     @property
     def lanes(self) -> int:
@@ -81,7 +96,7 @@ class Records:
     @property
     def nbytes(self) -> int:
         """Bytes of the whole table."""
-        own = (self.window, self.place, self.moves, self.slots, self.starts, self.sizes, self.opened_on_device)
+        own = (self.window, self.place, self.moves, self.slots, self.starts, self.sizes, self.base)
         return sum(tensor.nbytes for tensor in (*own, *self.state.values()))
 
     def lane_of(self) -> Tensor:
@@ -92,12 +107,17 @@ class Records:
 
     def grid(self) -> Grid:
         """The rectangle over lanes; its operator count depends on nothing but the number of segments."""
+        device = self.starts.device
+        if all(min(lanes) == max(lanes) for lanes in self.counts):
+            everywhere = torch.ones(self.lanes, sum(self.widths), dtype=torch.bool, device=device)
+            return Grid(self.lanes, self.widths, None, everywhere)
         index, present = [], []
         for segment, width in enumerate(self.widths):
-            steps = torch.arange(width, device=self.starts.device)
+            steps = torch.arange(width, device=device)
             index.append(self.starts[:, segment : segment + 1] + steps)
             present.append(steps < self.sizes[:, segment : segment + 1])
-        return Grid(torch.cat(index, 1).clamp_(max=max(self.lines - 1, 0)), torch.cat(present, 1), self.widths)
+        lines = torch.cat(index, 1).clamp_(max=max(self.lines - 1, 0))
+        return Grid(self.lanes, self.widths, lines, torch.cat(present, 1))
 
     def take(self, lines: Tensor) -> "dict[str, Tensor | State]":
         """Columns of some lines."""
@@ -130,7 +150,7 @@ def opened_until(records: Records, until: Sequence[int], slots: Tensor, state: S
     counts = to_device(new, device)
     total = slots.shape[0]
     lane = torch.arange(records.lanes, device=device).repeat_interleave(counts, output_size=total)
-    first = records.opened_on_device - (counts.cumsum(0) - counts)
+    first = to_device(records.opened, device) - (counts.cumsum(0) - counts)
     fresh = torch.full((total, records.slots.shape[1]), -1, dtype=torch.int32, device=device)
     fresh[:, 0] = slots
     window = (torch.arange(total, device=device) + first[lane]).int()
@@ -152,7 +172,7 @@ def opened_until(records: Records, until: Sequence[int], slots: Tensor, state: S
     )
 
 
-def kept(records: Records, keep: Tensor, segment: Tensor, counts: tuple[tuple[int, ...], ...]) -> Records:
+def kept(records: Records, keep: Tensor, segment: Tensor, counts: Counts) -> Records:
     """The table with the lines of ``keep`` only, sorted into their new segments."""
     total = sum(map(sum, counts))
     lines = torch.nonzero_static(keep, size=total)[:, 0]
@@ -172,7 +192,7 @@ def _order(lane: Tensor, segment: Tensor, window: Tensor, segments: int) -> Tens
 
 
 def _lay_out(
-    counts: tuple[tuple[int, ...], ...],
+    counts: Counts,
     *,
     window: Tensor,
     place: Tensor,
@@ -184,6 +204,6 @@ def _lay_out(
     sizes = to_device(tuple(zip(*counts, strict=True)), window.device)
     flat = sizes.flatten()
     starts = (flat.cumsum(0) - flat).view_as(sizes)
-    opened_on_device = to_device(opened, window.device)
+    base = starts[:, 0] + sizes[:, 0] - to_device(opened, window.device)
     widths = tuple(map(max, counts))
-    return Records(counts, widths, window, place, moves, slots, state, opened, starts, sizes, opened_on_device)
+    return Records(counts, widths, window, place, moves, slots, state, opened, starts, sizes, base)

@@ -132,8 +132,8 @@ def _bytes_by_kind(engine: Engine) -> dict[str, int]:
             codes = living[segment] * _code_bytes(layer, codec)
             kinds["codes"] += codes
             kinds["scales and zero points"] += living[segment] * wiring.block_bytes[segment] - codes
-            kinds["ledger copies"] += (layer.live[segment] - living[segment]) * wiring.block_bytes[segment]
-        used = sum(count * block for count, block in zip(layer.live, wiring.block_bytes, strict=True))
+            kinds["ledger copies"] += (sum(layer.live[segment]) - living[segment]) * wiring.block_bytes[segment]
+        used = sum(sum(live) * block for live, block in zip(layer.live, wiring.block_bytes, strict=True))
         kinds["free slots"] += sum(pool.nbytes for pool in layer.pools) - used
         kinds["sinks"] += _sink_bytes(layer)
         state = sum(column.nbytes for column in layer.records.state.values())

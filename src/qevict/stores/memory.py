@@ -41,11 +41,11 @@ class MemoryPool(Pool):
         """The arrays themselves."""
         return self._arrays
 
-    def repack(self, slots: Tensor, capacity: int) -> None:
+    def repack(self, slots: Tensor, into: Tensor, capacity: int) -> None:
         """Allocate anew and copy what stays; unused slots hold zeros, so that masked reads stay finite."""
         for name, array in self._arrays.items():
             fresh = array.new_zeros(array.shape[0], capacity, *array.shape[2:])
-            fresh[:, : slots.shape[0]] = array[:, slots]
+            fresh[:, into] = array[:, slots]
             self._arrays[name] = fresh
 
 

@@ -208,6 +208,7 @@ def lay_out(scene: Scene, seed: int, *, filler: float = 1.0) -> Placed:
         keys=keys,
         values=values,
         slots=shelves[0].slots,
+        regions=shelves[0].regions,
         encoded=encoded,
         positions=torch.cat([shelf.positions for shelf in shelves], dim=1),
         present=torch.cat([shelf.present for shelf in shelves], dim=1),
@@ -230,33 +231,44 @@ def _homes(scene: Scene, lane: int, chance: random.Random) -> list[int]:
 
 @attrs.frozen(eq=False)
 class _Shelf:
-    """One segment: which block is in which slot, and what the columns of each lane are."""
+    """One segment: which block is in which slot, what belongs to each lane, and what its columns are."""
 
     pool: dict[int, int]
+    regions: tuple[int, ...]
     windows: list[tuple[int | None, ...]]
     slots: Tensor
     positions: Tensor
     present: Tensor
 
+    @property
+    def capacity(self) -> int:
+        """Slots of the pool."""
+        return sum(self.regions)
+
 
 def _shelve(scene: Scene, homes: list[list[int]], home: int, chance: random.Random) -> _Shelf:
-    """Blocks into shuffled slots and columns; filler points at any slot and claims any position."""
+    """Windows in ascending columns and shuffled slots of their lane's region, some of which stay free.
+
+    Filler points at any slot and claims any position.
+    """
     lanes = [[window for window, place in enumerate(lane) if place == home] for lane in homes]
-    width, count = max(map(len, lanes)) + chance.randint(0, 2), sum(map(len, lanes)) + 2
-    free = chance.sample(range(count), count)
+    width, alike = max(map(len, lanes)) + chance.randint(0, 2), chance.random() < 0.5
+    regions = [width if alike else len(own) + chance.choice([0, 0, 1, 3]) for own in lanes]
+    regions[-1] += sum(regions) == 0  # a pool has a slot
     pool: dict[int, int] = {}
-    slots, positions, windows = [], [], []
-    for lane, blocks in enumerate(lanes):
-        shuffled = chance.sample(blocks, len(blocks))
-        gap, own = width - len(blocks), [free.pop() for _ in shuffled]
-        pool |= {slot: scene.block(lane, window) for slot, window in zip(own, shuffled, strict=True)}
-        slots.append(own + [chance.randrange(count) for _ in range(gap)])
-        positions.append([scene.first(each) for each in shuffled] + [chance.choice([0, 5, 900]) for _ in range(gap)])
-        windows.append((*shuffled, *[None] * gap))
+    slots, positions, windows, first = [], [], [], 0
+    for lane, (blocks, region) in enumerate(zip(lanes, regions, strict=True)):
+        gap, own = width - len(blocks), chance.sample(range(first, first + region), len(blocks))
+        pool |= {slot: scene.block(lane, window) for slot, window in zip(own, blocks, strict=True)}
+        slots.append(own + [chance.randrange(sum(regions)) for _ in range(gap)])
+        positions.append([scene.first(each) for each in blocks] + [chance.choice([0, 5, 900]) for _ in range(gap)])
+        windows.append((*blocks, *[None] * gap))
+        first += region
     present = [[window is not None for window in lane] for lane in windows]
     shape = (len(lanes), width)
     return _Shelf(
         pool,
+        tuple(regions),
         windows,
         torch.tensor(slots, dtype=torch.int64).view(shape),
         torch.tensor(positions, dtype=torch.int64).view(shape),
@@ -267,7 +279,7 @@ def _shelve(scene: Scene, homes: list[list[int]], home: int, chance: random.Rand
 def _dense_pools(scene: Scene, shelf: _Shelf, filler: float) -> tuple[Tensor, Tensor]:
     """Pools of keys and values; free slots and unwritten tokens hold something else."""
     heads, _, window, head_dim = scene.keys.shape
-    shape = (heads, len(shelf.pool) + 2, window, head_dim)
+    shape = (heads, shelf.capacity, window, head_dim)
     keys, values = (filler * normal(scene.case.seed + 10 + each, *shape).to(scene.case.dtype) for each in (0, 1))
     for slot, block in shelf.pool.items():
         lane, number = divmod(block, scene.case.windows + 1)
@@ -285,13 +297,14 @@ def _encoded(scene: Scene, codec: int, shelf: _Shelf, filler: float) -> EncodedS
         key_codes=_lent(scene, keys, scene.key_codes[codec], shelf, filler),
         value_codes=_lent(scene, values, scene.value_codes[codec], shelf, filler),
         slots=shelf.slots,
+        regions=shelf.regions,
     )
 
 
 def _lent(scene: Scene, quantizer: Quantizer, codes: Codes, shelf: _Shelf, filler: float) -> Codes:
     """The arrays of an encoded pool; free slots hold codes of something else."""
     heads, _, window, head_dim = scene.keys.shape
-    junk = min(filler, 1e4) * normal(scene.case.seed + 12, heads, len(shelf.pool) + 2, window, head_dim)
+    junk = min(filler, 1e4) * normal(scene.case.seed + 12, heads, shelf.capacity, window, head_dim)
     arrays = {name: array.clone() for name, array in quantizer.encode(junk).items()}
     slots, blocks = torch.tensor([*shelf.pool]).long(), torch.tensor([*shelf.pool.values()]).long()
     for name, array in arrays.items():

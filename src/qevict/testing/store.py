@@ -116,7 +116,7 @@ class StoreContract(RegisteredContract[Store, StoreCase]):
                 expected |= {slot: _block(written, index) for index, slot in enumerate(slots)}
             else:
                 stay = [slot for slot in slots if slot in expected]
-                pool.repack(self._indices(stay), len(stay) + step.room)
+                self._repack(pool, stay, len(stay) + step.room)
                 expected = {new: expected[old] for new, old in enumerate(stay)}
             for slot, block in expected.items():
                 found = self._read(pool, [slot])
@@ -141,11 +141,25 @@ class StoreContract(RegisteredContract[Store, StoreCase]):
         room = len(some) + case.seed % 3
         for stay, capacity in ((_turned(case.capacity), case.capacity), (some, room), (_turned(len(some)), room)):
             before = pool.capacity
-            pool.repack(self._indices(stay), capacity)
+            self._repack(pool, stay, capacity)
             require(pool.capacity == capacity, f"repacked to {capacity} slots, the capacity is {pool.capacity}")
             held = {name: each[:, stay] for name, each in held.items()}
             found = self._read(pool, [*range(len(stay))])
             require(same_values(found, held), f"slots {stay} of {before} were kept: {_differs(found, held)}")
+
+    @law("repack puts each block into the slot that is named for it, and no others.")
+    def test_repacking_puts_blocks_where_they_are_told(self, case: StoreCase) -> None:
+        """Spread over a larger pool, with gaps and out of order; where the pool is attended, the gaps hold zeros."""
+        pool, held = self._full(case)
+        stay = [*range(case.capacity)][case.seed % 2 :]
+        into = [2 * slot + 1 for slot in reversed(range(len(stay)))]
+        capacity = 2 * len(stay) + 2
+        pool.repack(self._indices(stay), self._indices(into), capacity)
+        found, wanted = self._read(pool, into), {name: each[:, stay] for name, each in held.items()}
+        require(same_values(found, wanted), f"slots {stay} went into {into}: {_differs(found, wanted)}")
+        if self.part.attended:
+            gaps = self._read(pool, [slot for slot in range(capacity) if slot not in into])
+            require(all(same_bits(each, torch.zeros_like(each)) for each in gaps.values()), "the gaps are not 0")
 
     @law("nbytes is the bytes of everything allocated, free slots included.")
     def test_every_byte_allocated_is_counted(self, case: StoreCase) -> None:
@@ -156,7 +170,7 @@ class StoreContract(RegisteredContract[Store, StoreCase]):
                 slots = _slots(step, pool.capacity)
                 self._write(pool, slots, case.blocks(len(slots), number))
             elif step is not None:
-                pool.repack(self._indices([]), step.room)
+                self._repack(pool, [], step.room)
             allocated = reachable_bytes(pool)
             slots_bytes = pool.capacity * case.heads * BLOCK_BYTES
             told = f"nbytes is {pool.nbytes}, after {step}"
@@ -212,7 +226,7 @@ class StoreContract(RegisteredContract[Store, StoreCase]):
                 if step.verb == "write":
                     self._write(pool, slots, case.blocks(len(slots), number))
                 else:
-                    pool.repack(self._indices(slots), len(slots) + step.room)
+                    self._repack(pool, slots, len(slots) + step.room)
             lent = {name: array.cpu() for name, array in pool.lend().items()}
             held = self._read(pool, [*range(pool.capacity)])
             finding = f"after {step}, what is lent and what is read differ: {_differs(lent, held)}"
@@ -223,14 +237,14 @@ class StoreContract(RegisteredContract[Store, StoreCase]):
         """Attention masks them, but what it multiplies by 0 must be finite."""
         pool, _ = self._full(case)
         for capacity in (case.capacity, case.capacity + 3):
-            pool.repack(self._indices([case.capacity - 1]), capacity)
+            self._repack(pool, [case.capacity - 1], capacity)
             for name, array in self._read(pool, [*range(1, capacity)]).items():
                 require(same_bits(array, torch.zeros_like(array)), f"{name!r} of a fresh slot is not 0")
             self._write(pool, [*range(capacity)], case.blocks(capacity, 1))
 
     def _open(self, case: StoreCase) -> Pool:
         pool = self.part.open(LAYOUT, case.heads, self.device)
-        pool.repack(self._indices([]), case.capacity)
+        self._repack(pool, [], case.capacity)
         require(pool.capacity == case.capacity, f"repacked to {case.capacity} slots, the capacity is {pool.capacity}")
         return pool
 
@@ -238,6 +252,10 @@ class StoreContract(RegisteredContract[Store, StoreCase]):
         pool, written = self._open(case), case.blocks(case.capacity, 0)
         self._write(pool, [*range(case.capacity)], written)
         return pool, written
+
+    def _repack(self, pool: Pool, slots: list[int], capacity: int) -> None:
+        """Keep some blocks, in order, in the first slots."""
+        pool.repack(self._indices(slots), self._indices([*range(len(slots))]), capacity)
 
     def _write(self, pool: Pool, slots: list[int], codes: Codes) -> None:
         pool.write(self._indices(slots), {name: array.to(self.device, copy=True) for name, array in codes.items()})
