@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import torch
 
-from qevict.backends.reference import ReferenceAttention
+from qevict.backends.flash import FlashAttention
 from qevict.contracts.budget import Accounting, Budget
 from qevict.contracts.scorer import Scorer
 from qevict.errors import PolicyError
@@ -26,7 +26,7 @@ def _compose(scorer: Scorer, *recoverable: Tier, shares: tuple[float, ...] = (1.
         router=GreedyTiers(shares),
         tiers=(Tier("full", store=DeviceMemory()), *recoverable),
         ledger=MigrationStable(),
-        backend=ReferenceAttention(),
+        backend=FlashAttention(),
         **options,
     )
 

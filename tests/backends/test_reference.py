@@ -102,17 +102,17 @@ class Placed(NamedTuple):
 
 
 class Shelf(NamedTuple):
-    """One segment: the block in each slot, each lane's region, the slots and first positions of its columns."""
+    """One segment: the block in each slot, each lane's region, the slots and windows of its columns."""
 
     pool: dict[int, Block]
     regions: list[int]
     slots: list[list[int]]
-    positions: list[list[int]]
+    windows: list[list[int]]
     columns: list[dict[int, int]]
 
 
 def shelve(lanes: list[list[Block]], chance: random.Random) -> Shelf:
-    """Put blocks into shuffled slots of their lane's region; absent columns point anywhere and claim any position."""
+    """Put blocks into shuffled slots of their lane's region; absent columns point and claim anything."""
     width = max(map(len, lanes)) + chance.randint(0, 2)
     shelf = Shelf({}, [len(blocks) + chance.choice([0, 1, 3]) for blocks in lanes], [], [], [])
     shelf.regions[0] += sum(shelf.regions) == 0
@@ -122,8 +122,7 @@ def shelve(lanes: list[list[Block]], chance: random.Random) -> Shelf:
         slots = chance.sample(range(first, first + region), len(blocks))
         shelf.pool.update(zip(slots, blocks, strict=True))
         shelf.slots.append(slots + [chance.randrange(sum(shelf.regions)) for _ in range(gap)])
-        positions = [block.position for block in blocks] + [chance.choice([0, 5, 900]) for _ in range(gap)]
-        shelf.positions.append(positions)
+        shelf.windows.append([block.number for block in blocks] + [chance.choice([0, 5, 900]) for _ in range(gap)])
         shelf.columns.append({block.number: column for column, block in enumerate(blocks)})
         first += region
     return shelf
@@ -139,7 +138,7 @@ def lay_out(scene: Scene, seed: int, *, dense_share: float = 0.5, filler: float 
             dense = block is scene.blocks[lane][-1] or chance.random() < dense_share
             homes[0 if dense else 1 + block.codec][lane].append(block)
     shelves = [shelve(home, chance) for home in homes]
-    starts = [0, *itertools.accumulate(len(shelf.positions[0]) for shelf in shelves)]
+    starts = [0, *itertools.accumulate(len(shelf.windows[0]) for shelf in shelves)]
     columns = [
         {
             number: start + column
@@ -151,7 +150,7 @@ def lay_out(scene: Scene, seed: int, *, dense_share: float = 0.5, filler: float 
     present = torch.zeros(len(lanes), starts[-1], dtype=torch.bool)
     for lane in lanes:
         present[lane, list(columns[lane].values())] = True
-    keys, values = dense_pools(scene, homes[0], shelves[0], generator, filler)
+    keys, values, hidden = dense_pools(scene, homes[0], shelves[0], generator, filler)
     heads = scene.sink_keys.shape[1]
     encoded = tuple(
         EncodedSegment(
@@ -160,6 +159,7 @@ def lay_out(scene: Scene, seed: int, *, dense_share: float = 0.5, filler: float 
             value_codes=lent(shelves[1 + codec], generator, filler, heads, codec, keys=False),
             slots=integers(shelves[1 + codec].slots),
             regions=tuple(shelves[1 + codec].regions),
+            hidden=torch.tensor([slot not in shelves[1 + codec].pool for slot in range(sum(shelves[1 + codec].regions))]),
         )
         for codec in range(2)
     )
@@ -171,7 +171,8 @@ def lay_out(scene: Scene, seed: int, *, dense_share: float = 0.5, filler: float 
         slots=integers(shelves[0].slots),
         regions=tuple(shelves[0].regions),
         encoded=encoded,
-        positions=torch.cat([integers(shelf.positions) for shelf in shelves], dim=1),
+        hidden=hidden,
+        windows=torch.cat([integers(shelf.windows) for shelf in shelves], dim=1),
         present=present,
         lengths=scene.lengths,
         rotary=ROTARY,
@@ -186,16 +187,18 @@ def integers(rows: list[list[int]]) -> Tensor:
 
 def dense_pools(
     scene: Scene, home: list[list[Block]], shelf: Shelf, generator: torch.Generator, filler: float
-) -> tuple[Tensor, Tensor]:
-    """Pools of rotated keys and of values; free slots and unwritten tokens hold something else."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Pools of rotated keys and of values, and what is hidden: free slots and unwritten tokens hold something else."""
     shape = (scene.sink_keys.shape[1], sum(shelf.regions), WINDOW, HEAD_DIM)
     keys, values = filler * normal(generator, *shape), filler * normal(generator, *shape)
+    hidden = torch.ones(shape[1:3], dtype=torch.bool)
     lane_of = {id(block): lane for lane, blocks in enumerate(home) for block in blocks}
     for slot, block in shelf.pool.items():
         written = min(WINDOW, int(scene.lengths[lane_of[id(block)]]) - block.position)
+        hidden[slot, :written] = False
         keys[:, slot, :written] = block.rotated[:, :written]
         values[:, slot, :written] = block.decoded[:, :written]
-    return keys, values
+    return keys, values, hidden
 
 
 def lent(
@@ -289,7 +292,7 @@ def compare(scene: Scene, placed: Placed, expected: Expected) -> Attended:
             for window, amount in sums.items():
                 told[lane, head, placed.columns[lane][window]] = amount
     torch.testing.assert_close(got.mass, told, rtol=1e-5, atol=1e-5)
-    assert bool((got.mass[~placed.view.present[:, None].expand_as(got.mass)] == 0).all()), "filler has no mass at all"
+    assert bool((got.mass[placed.view.absent[:, None].expand_as(got.mass)] == 0).all()), "filler has no mass at all"
     total = got.mass.sum(-1) + got.protected_mass
     torch.testing.assert_close(total, real.sum(1, keepdim=True).float().expand_as(total), rtol=1e-5, atol=1e-5)
     return got

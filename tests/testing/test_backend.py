@@ -114,7 +114,7 @@ class AnswersInDouble(Changed):
 @attrs.frozen
 class ForgetsTheSecondSegment(Changed):
     def asked(self, query: Query, view: View) -> tuple[Query, View]:
-        present = view.present.clone()
+        present = ~view.absent
         present[:, view.slots.shape[1] + view.encoded[0].slots.shape[1] :] = False
         return query, attrs.evolve(view, present=present)
 
@@ -156,7 +156,7 @@ class HoldsTheMatrix(Changed):
 @attrs.frozen
 class SeesFiller(Changed):
     def asked(self, query: Query, view: View) -> tuple[Query, View]:
-        return query, attrs.evolve(view, present=torch.ones_like(view.present))
+        return query, attrs.evolve(view, present=None, hidden=torch.zeros_like(view.hidden))
 
 
 @attrs.frozen

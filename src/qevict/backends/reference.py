@@ -106,12 +106,12 @@ def _decode(segment: EncodedSegment, view: View, positions: Tensor) -> tuple[Ten
 
 
 def _token_extents(view: View) -> tuple[Tensor, Tensor]:
-    lanes, device = view.positions.shape[0], view.positions.device
+    lanes, device = view.windows.shape[0], view.windows.device
     window, sinks = view.keys.shape[2], view.sink_keys.shape[2]
     inside = (view.positions[..., None] + torch.arange(window, device=device)).flatten(1)
     positions = torch.cat((torch.arange(sinks, device=device).expand(lanes, sinks), inside), dim=1)
     present = torch.cat(
-        (torch.ones(lanes, sinks, dtype=torch.bool, device=device), view.present.repeat_interleave(window, dim=1)),
+        (torch.ones(lanes, sinks, dtype=torch.bool, device=device), (~view.absent).repeat_interleave(window, dim=1)),
         dim=1,
     )
     return positions, present & (positions < view.lengths[:, None])

@@ -4,7 +4,8 @@ from abc import ABC, abstractmethod
 from typing import ClassVar
 
 import attrs
-from jaxtyping import Float32
+import torch
+from jaxtyping import Bool, Float32
 from torch import Tensor
 
 from qevict.contracts.quantizer import Quantizer
@@ -24,6 +25,7 @@ class EncodedSegment:
         value_codes: the pool's value arrays, lent.
         slots: slot of each window of each lane; any valid slot where absent.
         regions: slots of the pool that belong to each lane, known on the host; they follow one another.
+        hidden: True for slots of the pool that hold no window of this view.
     """
 
     keys: Quantizer
@@ -32,13 +34,15 @@ class EncodedSegment:
     value_codes: Codes
     slots: LaneWindows
     regions: tuple[int, ...]
+    hidden: Bool[Tensor, " slots"]
 
 
 @attrs.frozen(eq=False)
 class View:
     """Everything that one layer's lanes can attend to, as segments with per-lane extents.
 
-    The columns of ``positions`` and ``present`` run over the dense windows first, then over each encoded segment.
+    The columns of ``windows`` and ``present`` run over the dense windows first, then over each encoded segment; those
+    of a segment ascend in position, filler last.
 
     Attributes:
         sink_keys: rotated keys of the sinks, ``[lanes, heads, sinks, head_dim]``.
@@ -48,9 +52,10 @@ class View:
         slots: dense slot of each dense window.
         regions: slots of the dense pool that belong to each lane, known on the host; they follow one another, so that
             a lane can be read in place.
+        hidden: True for tokens of the dense pool that are not written yet, or belong to no window of this view.
         encoded: segments that live as codes.
-        positions: first true position of every window.
-        present: False for filler columns.
+        windows: index of every window in its row.
+        present: False for filler columns; None if there are none.
         lengths: true tokens of each lane; a stored token counts only below its lane's length.
         rotary: to turn decoded keys; None where nothing is encoded.
         rotary_offset: rotary minus true position, by lane.
@@ -62,12 +67,24 @@ class View:
     values: BlockPool
     slots: LaneWindows
     regions: tuple[int, ...]
+    hidden: Bool[Tensor, "slots window"]
     encoded: tuple[EncodedSegment, ...]
-    positions: LaneWindows
-    present: LaneMask
+    windows: LaneWindows
+    present: LaneMask | None
     lengths: PerLane
     rotary: Rotary | None
     rotary_offset: PerLane
+
+    @property
+    def positions(self) -> LaneWindows:
+        """First true position of every window."""
+        return self.windows.long() * self.keys.shape[2] + self.sink_keys.shape[2]
+
+    @property
+    def absent(self) -> LaneMask:
+        """True for filler columns."""
+        none = torch.zeros(self.windows.shape, dtype=torch.bool, device=self.windows.device)
+        return none if self.present is None else ~self.present
 
 
 @attrs.frozen(eq=False)
@@ -78,11 +95,13 @@ class Query:
         vectors: rotated queries.
         positions: true position of each query; -1 for pads, which see nothing and give no mass.
         scaling: factor on the dot products.
+        padded: some query is a pad, for all that the host knows.
     """
 
     vectors: Queries
     positions: LaneTokens
     scaling: float
+    padded: bool = True
 
 
 @attrs.frozen(eq=False)

@@ -122,11 +122,11 @@ class Engine:
         line = layer.append(keys, values, arrival, landing)
         grid = layer.records.grid()
         output, mass = self._attend(layer, grid, incoming, arrival, landing)
-        self._score(layer, grid, arrival, _observe(self.wiring, layer, grid, line, mass, keys, values))
+        self._score(layer, grid, arrival, _observe(layer, grid, landing, line, mass, keys, values))
         if arrival.event:
             self._route(index, layer, grid, arrival, landing)
         if index == self.wiring.geometry.layers - 1:
-            self._finish(arrival)
+            self._finish(arrival, landing)
         return output
 
     def _arrive(self, index: int, incoming: Incoming) -> tuple[Arrival, Landing]:
@@ -159,7 +159,7 @@ class Engine:
             output = incoming.native(*history)
             return output, self._mass(layer, view, incoming, arrival, landing) if wanted else None
         partly = wanted and self._first_scored(arrival) > 0
-        query = layer.query(incoming.query, landing.positions, incoming.scaling)
+        query = layer.query(incoming.query, landing.positions, incoming.scaling, padded=landing.padded)
         seen = policy.backend.attend(query, view, want_mass=wanted and not partly)
         rows = incoming.query.shape[0]
         output = seen.output.reshape(rows, -1, *seen.output.shape[3:]).transpose(1, 2).contiguous()
@@ -168,7 +168,8 @@ class Engine:
     def _mass(self, layer: Layer, view: View, incoming: Incoming, arrival: Arrival, landing: Landing) -> Tensor:
         """A second pass over the queries that count."""
         since = self._first_scored(arrival)
-        query = layer.query(incoming.query[:, :, since:], landing.positions[:, since:], incoming.scaling)
+        positions = landing.positions[:, since:]
+        query = layer.query(incoming.query[:, :, since:], positions, incoming.scaling, padded=landing.padded)
         return self.wiring.policy.backend.mass(query, view)
 
     def _first_scored(self, arrival: Arrival) -> int:
@@ -185,7 +186,7 @@ class Engine:
         if old or scorer.needs:
             state = scorer.update(layer.state(grid), observation)
             if arrival.event:  # the prompt is one; a look at every token would find nothing else
-                check_state(scorer.name, state, old, tuple(grid.present.shape))
+                check_state(scorer.name, state, old, grid.shape)
             layer.remember(grid, state)
 
     def _route(self, index: int, layer: Layer, grid: Grid, arrival: Arrival, landing: Landing) -> None:
@@ -201,7 +202,7 @@ class Engine:
         if plan.counts is None:
             self.pending.append(Pending(index, move))
         else:
-            self._apply(index, move, mover.foresee(layer, plan.counts, windows.candidates), arrival)
+            self._apply(index, move, mover.foresee(layer, plan.counts, windows.candidates), arrival, landing)
 
     def _kept(self, layer: Layer, grid: Grid, windows: Windows) -> Tensor | None:
         """Codes that windows would keep in a hotter tier; None while there are none."""
@@ -224,7 +225,7 @@ class Engine:
             raise BudgetExceededError(msg)
         return self.wiring.capacity(budget)
 
-    def _apply(self, index: int, move: Move, tally: mover.Tally, arrival: Arrival) -> None:
+    def _apply(self, index: int, move: Move, tally: mover.Tally, arrival: Arrival, landing: Landing) -> None:
         layer = self.layers[index]
         room = [
             max(opened, self.wiring.windows_until(tokens + left))
@@ -236,6 +237,7 @@ class Engine:
         spare = None if allowed is None else allowed - self._needed_bytes(layer, tally, room)
         mover.apply(layer, move, tally, room, spare)
         mover.shrink(layer, allowed)
+        layer.hide(landing.lengths)
 
     def _allowed_bytes(self, layer: Layer, index: int, arrival: Arrival) -> int | None:
         """Bytes that this layer may have allocated; None where nothing limits it."""
@@ -248,13 +250,13 @@ class Engine:
 
     def _needed_bytes(self, layer: Layer, tally: mover.Tally, room: Sequence[int]) -> int:
         new = sum(room) - sum(layer.records.opened)
-        blocks = sum(sum(live) * block for live, block in zip(tally.live, self.wiring.block_bytes, strict=True))
-        blocks += new * self.wiring.block_bytes[0]
+        blocks = sum(sum(live) * block for live, block in zip(tally.live, self.wiring.slot_bytes, strict=True))
+        blocks += new * self.wiring.slot_bytes[0]
         lines = sum(map(sum, tally.counts)) + new
         fixed = layer.lanes * (self.wiring.sink_bytes + self.wiring.lane_bytes)
         return blocks + lines * self.wiring.record_bytes + fixed
 
-    def _finish(self, arrival: Arrival) -> None:
+    def _finish(self, arrival: Arrival, landing: Landing) -> None:
         """Carry out what waits, with one question to the device for all layers; then move the clock."""
         trusted = arrival.tokens == 1 and self.clock.prompted
         if self.pending or (arrival.event and trusted):
@@ -264,20 +266,20 @@ class Engine:
             refuse(astray, masked)
             for item, counted in zip(self.pending, measured, strict=True):
                 own, numbers = numbers[: len(counted)], numbers[len(counted) :]
-                self._apply(item.index, item.move, mover.read(self.layers[item.index], own), arrival)
+                self._apply(item.index, item.move, mover.read(self.layers[item.index], own), arrival, landing)
             self.pending.clear()
         self.clock.finish(arrival)
         self.arrival = self.landing = None
 
 
 def _observe(
-    wiring: Wiring, layer: Layer, grid: Grid, line: Tensor, mass: Tensor | None, keys: Tensor, values: Tensor
+    layer: Layer, grid: Grid, landing: Landing, line: Tensor, mass: Tensor | None, keys: Tensor, values: Tensor
 ) -> Observation:
     """What the scorer asked to be shown; new tokens always lie in the dense segment, whose columns come first."""
-    needs = wiring.policy.scorer.needs
+    needs, columns = layer.wiring.policy.scorer.needs, line - layer.records.starts[:, :1]
     return Observation(
-        columns=torch.where(line < 0, -1, line - layer.records.starts[:, :1]),
-        windows=grid.present.shape[1],
+        columns=columns if landing.of_windows is None else torch.where(line < 0, -1, columns),
+        windows=grid.shape[1],
         mass=mass,
         keys=keys if Need.KEYS in needs else None,
         values=values if Need.VALUES in needs else None,

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from qevict.engine.clock import Arrival
 from qevict.engine.wiring import Wiring
+from qevict.transfer import to_device
 
 
 @attrs.frozen(eq=False)
@@ -15,20 +16,24 @@ class Landing:
     Attributes:
         positions: ``[lanes, tokens]`` true positions, -1 for pads.
         window: ``[lanes, tokens]`` index of each token's window in its row; below 0 for sinks and pads.
-        lengths: true tokens of each lane after this forward.
+        before: true tokens of each lane before this forward.
+        lengths: likewise after it.
         rotary_offset: rotary minus true position, by lane.
         of_windows: which tokens fall into windows; None for all of all lanes.
         step: place inside its window of each token of ``of_windows``.
         of_sinks: which tokens are sinks; None if there are none.
+        padded: some token is a pad.
     """
 
     positions: Tensor
     window: Tensor
+    before: Tensor
     lengths: Tensor
     rotary_offset: Tensor
     of_windows: "Picked | None"
     step: Tensor
     of_sinks: "Picked | None"
+    padded: bool
 
     def entries(self, rectangle: Tensor) -> Tensor:
         """Entries of ``[lanes, tokens]`` for the tokens of windows."""
@@ -72,11 +77,13 @@ def land(wiring: Wiring, arrival: Arrival, offset: Tensor) -> Landing:
     return Landing(
         positions=positions,
         window=torch.div(inside, policy.window_tokens, rounding_mode="floor"),
+        before=to_device([own for own in arrival.before for _ in range(per_row)], positions.device),
         lengths=_per_lane(arrival.lengths, per_row),
         rotary_offset=_per_lane(offset, per_row),
         of_windows=of_windows,
         step=step.flatten() if of_windows is None else step[of_windows.lane, of_windows.token],
         of_sinks=_pick((positions >= 0) & (inside < 0), sinks) if sinks else None,
+        padded=sinks + windowed != positions.numel(),
     )
 
 

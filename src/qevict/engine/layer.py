@@ -44,6 +44,7 @@ class Layer:
         records: one line per live window.
         regions: by pool and lane, the slots that belong to the lane; the regions of a pool follow one another.
         live: by pool and lane, the slots in use.
+        hidden: by pool, what attention must not see: tokens of the dense pool, slots of the others.
         whole: every token is still held as the model gave it, or rounded once to the stored dtype.
         totals: windows moved so far.
     """
@@ -55,6 +56,7 @@ class Layer:
     records: Records
     regions: table.Counts
     live: table.Counts
+    hidden: tuple[Tensor, ...]
     whole: bool = True
     totals: Totals = attrs.field(factory=Totals)
 
@@ -79,6 +81,7 @@ class Layer:
             table.empty(lanes, wiring.segments, state, device),
             regions=((0,) * lanes,) * wiring.segments,
             live=((0,) * lanes,) * wiring.segments,
+            hidden=(torch.ones(0, dtype=torch.bool, device=device),) * wiring.segments,
         )
 
     @property
@@ -90,7 +93,8 @@ class Layer:
     def nbytes(self) -> int:
         """Bytes of everything this layer has allocated."""
         pools = sum(pool.nbytes for pool in self.pools)
-        return pools + self.sink_keys.nbytes + self.sink_values.nbytes + self.records.nbytes
+        hidden = sum(mask.nbytes for mask in self.hidden)
+        return pools + self.sink_keys.nbytes + self.sink_values.nbytes + self.records.nbytes + hidden
 
     @property
     def coded(self) -> bool:
@@ -153,19 +157,47 @@ class Layer:
         """
         if arrival.tokens > 1 or arrival.in_prompt:  # a routing event leaves room for the single tokens until the next
             self.open_windows(self.lane_counts([self.wiring.windows_until(tokens) for tokens in arrival.after]))
+            self.hide(landing.before)
         if landing.of_sinks is not None:
             lane = landing.of_sinks.lane
             position = landing.positions[lane, landing.of_sinks.token]
             for sinks, vectors in ((self.sink_keys, keys), (self.sink_values, values)):
                 sinks[lane, :, position] = landing.of_sinks.vectors(vectors).to(sinks.dtype)
         line = self.records.base[:, None] + landing.window
-        slot = self.records.slots[:, 0][landing.entries(line)].long()
+        slot = self.records.slots[:, 0][landing.entries(line)]
+        address = slot * self.wiring.policy.window_tokens + landing.step
         dense = self.pools[0].lend()
         for name, vectors in (("keys", keys), ("values", values)):
             pool = dense[name]
             tokens = pool.view(pool.shape[0], -1, pool.shape[3])
-            tokens.index_copy_(1, slot * pool.shape[2] + landing.step, landing.vectors(vectors).to(pool.dtype))
+            tokens.index_copy_(1, address, landing.vectors(vectors).to(pool.dtype))
+        self.hidden[0].view(-1).index_fill_(0, address, value=False)
         return line if landing.of_windows is None else torch.where(landing.window >= 0, line, -1)
+
+    def hide(self, lengths: Tensor) -> None:
+        """Note what attention must not see, after windows were opened or moved.
+
+        Args:
+            lengths: true tokens that each lane has written.
+        """
+        hidden = []
+        for segment, pool in enumerate(self.pools):
+            shown = torch.zeros((), dtype=torch.bool, device=lengths.device)
+            shape: tuple[int, ...] = (pool.capacity + 1,)
+            if segment == 0:
+                shown = self._unwritten(lengths)
+                shape = (*shape, shown.shape[1])
+            table = torch.ones(shape, dtype=torch.bool, device=lengths.device)
+            table[self.records.slots[:, segment].long()] = shown  # -1 marks the spare last entry
+            hidden.append(table[: pool.capacity].clone())
+        self.hidden = tuple(hidden)
+
+    def _unwritten(self, lengths: Tensor) -> Tensor:
+        """``[lines, window]`` tokens of windows that are yet to come."""
+        policy, records = self.wiring.policy, self.records
+        first = records.window.long() * policy.window_tokens + policy.sink_tokens
+        steps = torch.arange(policy.window_tokens, device=first.device)
+        return first[:, None] + steps >= lengths[records.lane_of()][:, None]
 
     @property
     def in_order(self) -> bool:
@@ -191,18 +223,19 @@ class Layer:
 
     def view(self, grid: Grid, landing: Landing) -> View:
         """What attention reads, lent without a copy."""
-        dense = self.pools[0].lend()
-        slots = grid.spread(self.records.slots).long().clamp_(min=0)
+        dense, complete = self.pools[0].lend(), grid.index is None
+        slots = grid.spread(self.records.slots)
         return View(
             sink_keys=self.sink_keys,
             sink_values=self.sink_values,
             keys=dense["keys"],
             values=dense["values"],
-            slots=slots[:, : grid.widths[0], 0],
+            slots=slots[:, : grid.widths[0], 0] if complete else slots[:, : grid.widths[0], 0].clamp(min=0),
             regions=self.regions[0],
+            hidden=self.hidden[0],
             encoded=self._encoded(grid, slots),
-            positions=self.window_positions(grid),
-            present=grid.present,
+            windows=grid.spread(self.records.window),
+            present=None if complete else grid.present,
             lengths=landing.lengths,
             rotary=self.wiring.rotary,
             rotary_offset=landing.rotary_offset,
@@ -215,8 +248,9 @@ class Layer:
             if until > column:
                 lent = self.pools[index].lend()
                 own = slots[:, column:until, index]
+                own = own if grid.index is None else own.clamp(min=0)
                 codes = part(lent, "keys."), part(lent, "values.")
-                segments.append(EncodedSegment(keys, values, *codes, own, self.regions[index]))
+                segments.append(EncodedSegment(keys, values, *codes, own, self.regions[index], self.hidden[index]))
             column = until
         return tuple(segments)
 
@@ -225,11 +259,11 @@ class Layer:
         policy = self.wiring.policy
         return grid.spread(self.records.window).long() * policy.window_tokens + policy.sink_tokens
 
-    def query(self, vectors: Tensor, positions: Tensor, scaling: float) -> Query:
+    def query(self, vectors: Tensor, positions: Tensor, scaling: float, *, padded: bool) -> Query:
         """Queries ``[rows, q_heads, tokens, head_dim]`` at ``[lanes, tokens]`` true positions, by lane and KV head."""
         group = self.wiring.geometry.q_heads // self.wiring.geometry.kv_heads
         lanes = vectors.reshape(self.lanes, self.wiring.heads, group, *vectors.shape[2:])
-        return Query(lanes, positions, scaling)
+        return Query(lanes, positions, scaling, padded)
 
     def kept_positions(self, rows: Sequence[int]) -> list[list[int]]:
         """True positions held, lane by lane, given the true tokens of each row; asks the device."""

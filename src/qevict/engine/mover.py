@@ -192,7 +192,7 @@ def _grow(layer: Layer, segment: int, needs: Sequence[int], spare_bytes: int | N
     """Make every lane's region as large as it must be; the slack that each gets is paid from what is spare."""
     if not any(map(operator.gt, needs, layer.regions[segment])):
         return spare_bytes
-    block, regions = layer.wiring.block_bytes[segment], []
+    block, regions = layer.wiring.slot_bytes[segment], []
     for need in map(max, needs, layer.live[segment]):  # what will leave a lane has not left yet
         slack = with_slack(need) - need
         if spare_bytes is not None:

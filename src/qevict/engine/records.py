@@ -109,8 +109,8 @@ class Records:
         """The rectangle over lanes; its operator count depends on nothing but the number of segments."""
         device = self.starts.device
         if all(min(lanes) == max(lanes) for lanes in self.counts):
-            everywhere = torch.ones(self.lanes, sum(self.widths), dtype=torch.bool, device=device)
-            return Grid(self.lanes, self.widths, None, everywhere)
+            everywhere = torch.ones((), dtype=torch.bool, device=device)
+            return Grid(self.lanes, self.widths, None, everywhere.expand(self.lanes, sum(self.widths)))
         index, present = [], []
         for segment, width in enumerate(self.widths):
             steps = torch.arange(width, device=device)

@@ -138,7 +138,7 @@ def _bytes_by_kind(engine: Engine) -> dict[str, int]:
         kinds["sinks"] += _sink_bytes(layer)
         state = sum(column.nbytes for column in layer.records.state.values())
         kinds["scorer state"] += state
-        kinds["tables"] += layer.records.nbytes - state
+        kinds["tables"] += layer.records.nbytes - state + sum(mask.nbytes for mask in layer.hidden)
     return kinds | {"clock and rotary table": engine.shared_bytes}
 
 

@@ -89,6 +89,12 @@ class Wiring:
         return tuple(self.heads * layout_bytes(layout) for layout in self.layouts)
 
     @cached_property
+    def slot_bytes(self) -> tuple[int, ...]:
+        """Bytes of one slot in each segment: a block, and the flags that hide what is not written or free."""
+        flags = (self.policy.window_tokens, *(1 for _ in self.codecs))
+        return tuple(block + _INT8 * own for block, own in zip(self.block_bytes, flags, strict=True))
+
+    @cached_property
     def record_bytes(self) -> int:
         """Bytes of bookkeeping per live window: identity, place, count of moves, slots, scorer state."""
         state = self.policy.scorer.start(1, 1, torch.device("cpu"))
@@ -121,7 +127,7 @@ class Wiring:
         """What one window of one lane is billed in each tier."""
         if self.policy.accounting == "paper":
             return tuple(self.paper_bytes(segment) for segment in range(self.first_segment, self.segments))
-        return tuple(block + self.record_bytes for block in self.block_bytes[self.first_segment :])
+        return tuple(slot + self.record_bytes for slot in self.slot_bytes[self.first_segment :])
 
     def paper_bytes(self, segment: int) -> int:
         """Bytes of one window of one lane in the paper's accounting."""
@@ -147,7 +153,7 @@ class Wiring:
         """Bytes of a lane that no router sees: sinks, unranked windows, bookkeeping."""
         if self.policy.accounting == "paper":
             return (self.policy.sink_tokens + self.policy.protected_tokens) * self.lane_token_bytes
-        return self.sink_bytes + self.lane_bytes + self.reserve_windows * (self.block_bytes[0] + self.record_bytes)
+        return self.sink_bytes + self.lane_bytes + self.reserve_windows * (self.slot_bytes[0] + self.record_bytes)
 
     def windows_until(self, tokens: int) -> int:
         """Windows that the first ``tokens`` tokens of a row reach into."""
@@ -167,7 +173,7 @@ class Wiring:
     def whole_lane_bytes(self, tokens: int) -> int:
         """Most bytes of a lane of a row of ``tokens`` tokens that keeps all its windows in full precision."""
         windows = -(-max(0, tokens - self.policy.sink_tokens) // self.policy.window_tokens) + self.reserve_windows
-        return self.sink_bytes + self.lane_bytes + windows * (self.block_bytes[0] + self.record_bytes)
+        return self.sink_bytes + self.lane_bytes + windows * (self.slot_bytes[0] + self.record_bytes)
 
     def lane_budgets(self, tokens: int) -> tuple[int | None, ...]:
         """Bytes that one lane of a row of ``tokens`` tokens may take, by layer; None for no limit."""

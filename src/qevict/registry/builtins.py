@@ -47,10 +47,11 @@ def qevict_ledgers() -> Iterable[type[Ledger]]:
 
 @hookimpl
 def qevict_backends() -> Iterable[type[AttentionBackend]]:
-    """Plain attention over decoded windows."""
+    """Fused attention over storage in place, and plain attention over decoded windows."""
+    from qevict.backends.flash import FlashAttention
     from qevict.backends.reference import ReferenceAttention
 
-    return [ReferenceAttention]
+    return [ReferenceAttention, FlashAttention]
 
 
 @hookimpl

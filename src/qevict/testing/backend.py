@@ -161,7 +161,7 @@ class BackendContract(RegisteredContract[AttentionBackend, BackendCase]):
         query, view = moved((scene.query, self._laid_out(scene).view), self.device)
         with Operators() as operators:
             self.part.mass(query, view)
-        tokens = view.present.shape[1] * self.window_tokens
+        tokens = view.windows.shape[1] * self.window_tokens
         finding = f"over {case.queries} queries and {tokens} tokens, a tensor has {operators.largest} elements"
         require(operators.largest < case.queries * tokens, finding)
 
@@ -175,14 +175,14 @@ class BackendContract(RegisteredContract[AttentionBackend, BackendCase]):
         require(same_values(one.output, two.output), f"other filler, other output: {gap(one.output, two.output)}")
         require(same_values(one.lse, two.lse), f"other filler, other log-sum-exp: {gap(one.lse, two.lse)}")
         if mass:
-            told = one.mass.masked_fill(quiet.view.present[:, None], 0) if one.mass is not None else torch.zeros(1)
+            told = one.mass.masked_fill(~quiet.view.absent[:, None], 0) if one.mass is not None else torch.zeros(1)
             require((told == 0).all(), f"filler columns have masses of up to {float(told.abs().max()):.3g}")
 
     @law("Pads see nothing and give no mass.")
     def test_pads_see_nothing(self, case: BackendCase) -> None:
         """Whatever stands in a pad's query, and where there is nothing but pads."""
         scene, mass = self._scene(case), TELLS_MASS.held(self.part)
-        nothing = attrs.evolve(scene.query, positions=torch.full_like(scene.query.positions, -1))
+        nothing = attrs.evolve(scene.query, positions=torch.full_like(scene.query.positions, -1), padded=True)
         got = self._attend(attrs.evolve(scene, query=nothing), self._laid_out(scene), want_mass=mass)
         require((got.output == 0).all(), "queries that are pads get an output other than 0")
         require((got.lse == -torch.inf).all(), "queries that are pads have a log-sum-exp other than -inf")

@@ -138,7 +138,12 @@ def make_scene(case: BackendCase, codecs: Codecs, window_tokens: int, head_dim: 
         sink_values=normal(case.seed + 3, *sinks).to(case.dtype),
         lengths=torch.tensor(lengths),
         offsets=offsets,
-        query=Query(vectors.to(case.dtype), torch.tensor(places), chance.choice([0.6, 1.4]) * head_dim**-0.5),
+        query=Query(
+            vectors.to(case.dtype),
+            torch.tensor(places),
+            chance.choice([0.6, 1.4]) * head_dim**-0.5,
+            padded=min(map(min, places)) < 0,
+        ),
     )
 
 
@@ -202,6 +207,7 @@ def lay_out(scene: Scene, seed: int, *, filler: float = 1.0) -> Placed:
     shelves = [_shelve(scene, homes, home, chance) for home in range(len(scene.codecs) + 1)]
     keys, values = _dense_pools(scene, shelves[0], filler)
     encoded = tuple(_encoded(scene, codec, shelf, filler) for codec, shelf in enumerate(shelves[1:]))
+    present = torch.cat([shelf.present for shelf in shelves], dim=1)
     view = View(
         sink_keys=scene.sink_keys,
         sink_values=scene.sink_values,
@@ -209,9 +215,10 @@ def lay_out(scene: Scene, seed: int, *, filler: float = 1.0) -> Placed:
         values=values,
         slots=shelves[0].slots,
         regions=shelves[0].regions,
+        hidden=_unwritten(scene, shelves[0]),
         encoded=encoded,
-        positions=torch.cat([shelf.positions for shelf in shelves], dim=1),
-        present=torch.cat([shelf.present for shelf in shelves], dim=1),
+        windows=torch.cat([shelf.windows_of for shelf in shelves], dim=1),
+        present=None if present.all() else present,
         lengths=scene.lengths,
         rotary=scene.rotary,
         rotary_offset=scene.offsets,
@@ -237,7 +244,7 @@ class _Shelf:
     regions: tuple[int, ...]
     windows: list[tuple[int | None, ...]]
     slots: Tensor
-    positions: Tensor
+    windows_of: Tensor
     present: Tensor
 
     @property
@@ -249,19 +256,19 @@ class _Shelf:
 def _shelve(scene: Scene, homes: list[list[int]], home: int, chance: random.Random) -> _Shelf:
     """Windows in ascending columns and shuffled slots of their lane's region, some of which stay free.
 
-    Filler points at any slot and claims any position.
+    Filler points at any slot and claims to be any window.
     """
     lanes = [[window for window, place in enumerate(lane) if place == home] for lane in homes]
     width, alike = max(map(len, lanes)) + chance.randint(0, 2), chance.random() < 0.5
     regions = [width if alike else len(own) + chance.choice([0, 0, 1, 3]) for own in lanes]
     regions[-1] += sum(regions) == 0  # a pool has a slot
     pool: dict[int, int] = {}
-    slots, positions, windows, first = [], [], [], 0
+    slots, claims, windows, first = [], [], [], 0
     for lane, (blocks, region) in enumerate(zip(lanes, regions, strict=True)):
         gap, own = width - len(blocks), chance.sample(range(first, first + region), len(blocks))
         pool |= {slot: scene.block(lane, window) for slot, window in zip(own, blocks, strict=True)}
         slots.append(own + [chance.randrange(sum(regions)) for _ in range(gap)])
-        positions.append([scene.first(each) for each in blocks] + [chance.choice([0, 5, 900]) for _ in range(gap)])
+        claims.append(blocks + [chance.choice([0, 5, 900]) for _ in range(gap)])
         windows.append((*blocks, *[None] * gap))
         first += region
     present = [[window is not None for window in lane] for lane in windows]
@@ -271,9 +278,23 @@ def _shelve(scene: Scene, homes: list[list[int]], home: int, chance: random.Rand
         tuple(regions),
         windows,
         torch.tensor(slots, dtype=torch.int64).view(shape),
-        torch.tensor(positions, dtype=torch.int64).view(shape),
+        torch.tensor(claims, dtype=torch.int64).view(shape),
         torch.tensor(present, dtype=torch.bool).view(shape),
     )
+
+
+def _unwritten(scene: Scene, shelf: _Shelf) -> Tensor:
+    """Tokens of the dense pools that nothing was written to."""
+    hidden = torch.ones(shelf.capacity, scene.window_tokens, dtype=torch.bool)
+    for slot, block in shelf.pool.items():
+        hidden[slot, : _written(scene, block)] = False
+    return hidden
+
+
+def _written(scene: Scene, block: int) -> int:
+    """Tokens of a block that are there."""
+    lane, window = divmod(block, scene.case.windows + 1)
+    return min(scene.window_tokens, int(scene.lengths[lane]) - scene.first(window))
 
 
 def _dense_pools(scene: Scene, shelf: _Shelf, filler: float) -> tuple[Tensor, Tensor]:
@@ -282,8 +303,7 @@ def _dense_pools(scene: Scene, shelf: _Shelf, filler: float) -> tuple[Tensor, Te
     shape = (heads, shelf.capacity, window, head_dim)
     keys, values = (filler * normal(scene.case.seed + 10 + each, *shape).to(scene.case.dtype) for each in (0, 1))
     for slot, block in shelf.pool.items():
-        lane, number = divmod(block, scene.case.windows + 1)
-        written = min(window, int(scene.lengths[lane]) - scene.first(number))
+        written = _written(scene, block)
         keys[:, slot, :written] = scene.keys[:, block, :written]
         values[:, slot, :written] = scene.values[:, block, :written]
     return keys, values
@@ -298,6 +318,7 @@ def _encoded(scene: Scene, codec: int, shelf: _Shelf, filler: float) -> EncodedS
         value_codes=_lent(scene, values, scene.value_codes[codec], shelf, filler),
         slots=shelf.slots,
         regions=shelf.regions,
+        hidden=torch.tensor([slot not in shelf.pool for slot in range(shelf.capacity)]),
     )
 
 
