@@ -159,7 +159,9 @@ def lay_out(scene: Scene, seed: int, *, dense_share: float = 0.5, filler: float 
             value_codes=lent(shelves[1 + codec], generator, filler, heads, codec, keys=False),
             slots=integers(shelves[1 + codec].slots),
             regions=tuple(shelves[1 + codec].regions),
-            hidden=torch.tensor([slot not in shelves[1 + codec].pool for slot in range(sum(shelves[1 + codec].regions))]),
+            hidden=torch.tensor(
+                [slot not in shelves[1 + codec].pool for slot in range(sum(shelves[1 + codec].regions))]
+            ),
         )
         for codec in range(2)
     )
@@ -201,9 +203,7 @@ def dense_pools(
     return keys, values, hidden
 
 
-def lent(
-    shelf: Shelf, generator: torch.Generator, filler: float, heads: int, codec: int, *, keys: bool
-) -> Codes:
+def lent(shelf: Shelf, generator: torch.Generator, filler: float, heads: int, codec: int, *, keys: bool) -> Codes:
     """The arrays of an encoded pool; slots that belong to nobody hold codes of something else."""
     quantizer = CODECS[codec][0 if keys else 1]
     # fp16 scales end at 65504, so filler of an encoded pool stays below.

@@ -2,8 +2,8 @@
 
 A *strip* is what one KV head holds of one lane. In a pool ``[heads, slots, window, head_dim]`` the strips lie one after
 another, each as long as its lane's region. If they are equally long, a block is a strip. Otherwise blocks are shorter
-than the shortest strip, so that a block reaches into two strips at most; it is read for the strip that it begins in, and
-the few blocks that reach into a second one are read once more, as a copy, for that one.
+than the shortest strip, so that a block reaches into two strips at most; it is read for the strip that it begins in,
+and the few blocks that reach into a second one are read once more, as a copy, for that one.
 """
 
 from collections.abc import Sequence
@@ -58,7 +58,6 @@ class Blocks:
             return table[start : start + self.count * self.slots].unflatten(0, (self.count, self.slots))
         steps = torch.arange(self.slots, device=table.device)
         return table[to_device(self.first, table.device)[:, None] + steps]
-
 
     def add_by_slot(self, table: Tensor, amounts: Tensor) -> None:
         """Add ``[blocks, slots of a block, ...]`` to a table ``[heads * slots, ...]``."""

@@ -73,7 +73,9 @@ def _with_masses(answer: Attended, shares: Sequence[Tensor], shelves: Sequence[S
     mass = columns[0] if len(columns) == 1 else torch.cat(columns, dim=2)
     if view.present is not None:
         mass = mass.masked_fill(view.absent[:, None], 0)
-    return attrs.evolve(answer, mass=mass, protected_mass=mass.new_zeros(mass.shape[:2]) if protected is None else protected)
+    return attrs.evolve(
+        answer, mass=mass, protected_mass=mass.new_zeros(mass.shape[:2]) if protected is None else protected
+    )
 
 
 def _by_column(by_slot: Tensor, shelf: Shelf) -> Tensor:

@@ -45,11 +45,15 @@ def one_token(query: Query, view: View, *, want_mass: bool) -> Attended:
     if not want_mass:
         return answer
     masses = [
-        _masses(shelf, heads, group, [pair for pair in zip(readings, weighed, strict=True) if pair[0].shelf is shelf], whole)
+        _masses(
+            shelf, heads, group, [pair for pair in zip(readings, weighed, strict=True) if pair[0].shelf is shelf], whole
+        )
         for shelf in found
     ]
     protected = masses.pop(0)[..., 0] if found[0].slots is None else answer.lse.new_zeros(lanes, heads * group)
-    return attrs.evolve(answer, mass=torch.cat(masses, 2).masked_fill(view.absent[:, None], 0), protected_mass=protected)
+    return attrs.evolve(
+        answer, mass=torch.cat(masses, 2).masked_fill(view.absent[:, None], 0), protected_mass=protected
+    )
 
 
 def many_tokens(query: Query, view: View) -> Attended:
@@ -132,7 +136,9 @@ def _fuse(asking: Tensor, reading: _Reading) -> Part:
     """Attention of many tokens of each strip to its blocks."""
     blocks, shelf, group = reading.blocks, reading.shelf, asking.shape[1]
     own = asking if reading.strips is None else asking[reading.strips]
-    keys, values = (blocks.tokens(pool).float()[:, None].expand(-1, group, -1, -1) for pool in (shelf.keys, shelf.values))
+    keys, values = (
+        blocks.tokens(pool).float()[:, None].expand(-1, group, -1, -1) for pool in (shelf.keys, shelf.values)
+    )
     output, lse = fused_attention(own, keys, values, reading.hidden[:, None])
     seen = lse > -torch.inf
     top = lse.clamp(min=torch.finfo(torch.float32).min)

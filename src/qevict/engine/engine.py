@@ -1,22 +1,24 @@
 """The engine: attend, score, record, plan, apply, for every layer of one cache."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import attrs
 import torch
 from torch import Tensor
 
 from qevict.contracts.backend import View
-from qevict.contracts.values import Costs, Need, Observation, Windows
-from qevict.engine import mover
-from qevict.engine.checks import check_rankings, check_state
+from qevict.contracts.values import Need, Observation
+from qevict.engine import event, tally
+from qevict.engine.checks import check_state
 from qevict.engine.clock import Arrival, Clock, refuse
+from qevict.engine.event import Event
 from qevict.engine.landing import Landing, land
 from qevict.engine.layer import Layer
-from qevict.engine.mover import Move
 from qevict.engine.records import Grid
+from qevict.engine.stack import Stack
+from qevict.engine.tally import Tally
 from qevict.engine.wiring import Wiring
-from qevict.errors import BudgetExceededError, InterruptedCacheError
+from qevict.errors import InterruptedCacheError
 
 Native = Callable[[Tensor, Tensor], Tensor]
 """The model's own attention over ``[rows, kv_heads, tokens, head_dim]`` keys and values, masks and all."""
@@ -47,14 +49,6 @@ class Incoming:
     position_ids: Tensor
 
 
-@attrs.frozen(eq=False)
-class Pending:
-    """A planned move that waits for the end of the forward, so that all layers ask the device at once."""
-
-    index: int
-    move: Move
-
-
 @attrs.define(eq=False)
 class Engine:
     """All state of one cache.
@@ -65,7 +59,7 @@ class Engine:
         layers: opened at the first forward.
         arrival: the forward under way; left standing by an exception.
         landing: where the tokens of that forward fall.
-        pending: moves that wait for the end of the forward.
+        waiting: layers that are to be routed when the forward ends.
     """
 
     wiring: Wiring
@@ -73,7 +67,7 @@ class Engine:
     layers: list[Layer] = attrs.field(factory=list)
     arrival: Arrival | None = None
     landing: Landing | None = None
-    pending: list[Pending] = attrs.field(factory=list)
+    waiting: list[int] = attrs.field(factory=list)
 
     @classmethod
     def start(cls, wiring: Wiring) -> "Engine":
@@ -119,12 +113,16 @@ class Engine:
         arrival, landing = self._arrive(index, incoming)
         layer = self.layers[index]
         keys, values = layer.by_lane(incoming.keys), layer.by_lane(incoming.values)
-        line = layer.append(keys, values, arrival, landing)
+        if arrival.tokens > 1 or arrival.in_prompt:  # a routing event leaves room for the single tokens until the next
+            stack = Stack.of([layer])
+            stack.open_windows(layer.lane_counts([self.wiring.windows_until(tokens) for tokens in arrival.after]))
+            stack.hide(landing.before)
+        line = layer.append(keys, values, landing)
         grid = layer.records.grid()
         output, mass = self._attend(layer, grid, incoming, arrival, landing)
         self._score(layer, grid, arrival, _observe(layer, grid, landing, line, mass, keys, values))
         if arrival.event:
-            self._route(index, layer, grid, arrival, landing)
+            self._route(index, arrival, landing)
         if index == self.wiring.geometry.layers - 1:
             self._finish(arrival, landing)
         return output
@@ -189,87 +187,47 @@ class Engine:
                 check_state(scorer.name, state, old, grid.shape)
             layer.remember(grid, state)
 
-    def _route(self, index: int, layer: Layer, grid: Grid, arrival: Arrival, landing: Landing) -> None:
-        """Plan; apply at once if the plan's counts are known, else when the forward ends."""
-        policy, windows = self.wiring.policy, layer.windows(grid, arrival)
-        rankings = policy.scorer.rank(layer.state(grid), windows)
-        check_rankings(policy.scorer.name, rankings, windows)
-        budgets = self._lane_budgets(layer, index, arrival)
-        costs = Costs(self.wiring.tier_bytes, self._kept(layer, grid, windows))
-        capacities = [self._capacity(budget) for budget in budgets]
-        plan = policy.router.plan(rankings, windows, costs, capacities)
-        move = mover.prepare(layer, grid, plan, landing.rotary_offset)
-        if plan.counts is None:
-            self.pending.append(Pending(index, move))
-        else:
-            self._apply(index, move, mover.foresee(layer, plan.counts, windows.candidates), arrival, landing)
+    def _route(self, index: int, arrival: Arrival, landing: Landing) -> None:
+        """End a layer's prompt at once, so that it does not wait uncompressed for the others, if nothing must be asked.
 
-    def _kept(self, layer: Layer, grid: Grid, windows: Windows) -> Tensor | None:
-        """Codes that windows would keep in a hotter tier; None while there are none."""
-        if not layer.coded:
-            return None
-        tiers = len(self.wiring.policy.tiers)
-        held = mover.tier_codes(layer, grid.spread(layer.records.slots) >= 0) & windows.candidate[..., None]
-        return self.wiring.policy.ledger.retain(held, torch.zeros_like(windows.place), tiers)
-
-    def _lane_budgets(self, layer: Layer, index: int, arrival: Arrival) -> list[int | None]:
-        return layer.lane_counts([self.wiring.lane_budgets(tokens)[index] for tokens in arrival.after])
-
-    def _capacity(self, budget: int | None) -> int | None:
-        reserve = self.wiring.reserve_bytes
-        if self.wiring.policy.strict and budget is not None and budget < reserve:
-            msg = (
-                f"the protected tokens of a lane take {reserve} bytes, its budget is {budget}; raise the budget, "
-                f"protect fewer sinks or recent tokens, or use strict=False"
-            )
-            raise BudgetExceededError(msg)
-        return self.wiring.capacity(budget)
-
-    def _apply(self, index: int, move: Move, tally: mover.Tally, arrival: Arrival, landing: Landing) -> None:
-        layer = self.layers[index]
-        room = [
-            max(opened, self.wiring.windows_until(tokens + left))
-            for opened, tokens, left in zip(
-                layer.records.opened, layer.lane_counts(arrival.after), layer.lane_counts(arrival.left), strict=True
-            )
-        ]
-        allowed = self._allowed_bytes(layer, index, arrival)
-        spare = None if allowed is None else allowed - self._needed_bytes(layer, tally, room)
-        mover.apply(layer, move, tally, room, spare)
-        mover.shrink(layer, allowed)
-        layer.hide(landing.lengths)
-
-    def _allowed_bytes(self, layer: Layer, index: int, arrival: Arrival) -> int | None:
-        """Bytes that this layer may have allocated; None where nothing limits it."""
-        budgets = self._lane_budgets(layer, index, arrival)
-        if self.wiring.policy.accounting == "paper" or all(budget is None for budget in budgets):
-            return None
-        least = self.wiring.reserve_bytes
-        whole = [self.wiring.whole_lane_bytes(tokens) for tokens in layer.lane_counts(arrival.after)]
-        return sum(own if budget is None else max(budget, least) for budget, own in zip(budgets, whole, strict=True))
-
-    def _needed_bytes(self, layer: Layer, tally: mover.Tally, room: Sequence[int]) -> int:
-        new = sum(room) - sum(layer.records.opened)
-        blocks = sum(sum(live) * block for live, block in zip(tally.live, self.wiring.slot_bytes, strict=True))
-        blocks += new * self.wiring.slot_bytes[0]
-        lines = sum(map(sum, tally.counts)) + new
-        fixed = layer.lanes * (self.wiring.sink_bytes + self.wiring.lane_bytes)
-        return blocks + lines * self.wiring.record_bytes + fixed
+        Other events wait for the end of the forward, when all layers are routed together.
+        """
+        self.waiting.append(index)
+        if arrival.in_prompt:
+            planned = event.plan(Stack.of([self.layers[index]]), [index], arrival, landing)
+            if planned.foreseen is not None:
+                event.carry_out(planned, planned.foreseen, arrival, landing)
+                self.waiting.pop()
 
     def _finish(self, arrival: Arrival, landing: Landing) -> None:
-        """Carry out what waits, with one question to the device for all layers; then move the clock."""
+        """Route what waits, with one question to the device for all layers; then move the clock."""
         trusted = arrival.tokens == 1 and self.clock.prompted
-        if self.pending or (arrival.event and trusted):
-            assert self.clock.faults is not None
-            measured = [mover.measure(self.layers[item.index], item.move) for item in self.pending]
-            astray, masked, *numbers = torch.cat((self.clock.faults.long(), *measured)).tolist()
-            refuse(astray, masked)
-            for item, counted in zip(self.pending, measured, strict=True):
-                own, numbers = numbers[: len(counted)], numbers[len(counted) :]
-                self._apply(item.index, item.move, mover.read(self.layers[item.index], own), arrival, landing)
-            self.pending.clear()
+        if self.waiting:
+            stack = Stack.of([self.layers[index] for index in self.waiting])
+            planned = event.plan(stack, self.waiting, arrival, landing)
+            event.carry_out(planned, self._counted(planned, ask=trusted), arrival, landing)
+            self.waiting.clear()
+        elif arrival.event and trusted:
+            self._ask_for_faults()
         self.clock.finish(arrival)
         self.arrival = self.landing = None
+
+    def _counted(self, planned: Event, *, ask: bool) -> Tally:
+        """How much a plan moves, and whether the forwards since the last event were what they had to be."""
+        if planned.foreseen is not None:
+            if ask:
+                self._ask_for_faults()
+            return planned.foreseen
+        assert self.clock.faults is not None
+        numbers = tally.measure(planned.stack, planned.move)
+        astray, masked, *flat = torch.cat((self.clock.faults.long(), numbers.flatten())).tolist()
+        refuse(astray, masked)
+        lanes = numbers.shape[1]
+        return tally.read(planned.stack, [flat[first : first + lanes] for first in range(0, len(flat), lanes)])
+
+    def _ask_for_faults(self) -> None:
+        assert self.clock.faults is not None
+        refuse(*self.clock.faults.tolist())
 
 
 def _observe(

@@ -1,7 +1,6 @@
 """One layer's storage: pools, records and sinks, and what reads and appends to them."""
 
 import itertools
-import operator
 from collections.abc import Sequence
 from typing import TypeVar
 
@@ -12,9 +11,8 @@ from torch import Tensor
 from qevict.contracts.backend import EncodedSegment, Query, View
 from qevict.contracts.scorer import State
 from qevict.contracts.store import Pool
-from qevict.contracts.values import PROTECTED, Codes, Windows
+from qevict.contracts.values import Codes
 from qevict.engine import records as table
-from qevict.engine.clock import Arrival
 from qevict.engine.landing import Landing
 from qevict.engine.records import Grid, Records
 from qevict.engine.wiring import Wiring
@@ -109,55 +107,23 @@ class Layer:
         """Host values over rows, repeated for each of their lanes."""
         return [count for count in rows for _ in range(self.wiring.lanes_per_row)]
 
-    def free_slots(self, segment: int, lanes: Tensor) -> Tensor:
-        """A slot that no line owns for each of some windows, in the region of its lane; ``lanes`` ascend."""
-        capacity, slots = self.pools[segment].capacity, self.records.slots
-        free = torch.ones(capacity + 1, dtype=torch.bool, device=slots.device)
-        free[slots[:, segment].long()] = False  # -1 marks the spare last entry
-        found = torch.nonzero_static(free[:capacity], size=capacity)[:, 0]
-        before = free.cumsum(0) - free.long()
-        return found[before[self._starts(segment)][lanes] + _rank(lanes)]
-
-    def _starts(self, segment: int) -> Tensor:
-        """First slot of each lane's region; past the pool for an empty last one."""
-        ends = itertools.accumulate(self.regions[segment], initial=0)
-        return to_device(list(ends)[:-1], self.records.slots.device)
-
-    def open_windows(self, until: Sequence[int]) -> None:
-        """Make room for protected windows up to ``until`` in every lane; grows the dense pool if it must."""
-        goals = [max(goal, old) for goal, old in zip(until, self.records.opened, strict=True)]
-        new = [goal - old for goal, old in zip(goals, self.records.opened, strict=True)]
-        if not any(new):
-            return
-        need = tuple(map(operator.add, self.live[0], new))
-        if any(map(operator.gt, need, self.regions[0])):
-            self.repack(0, [with_slack(own) for own in need])
-        device, total = self.records.window.device, sum(new)
-        lanes = torch.arange(self.lanes, device=device)
-        slots = self.free_slots(0, lanes.repeat_interleave(to_device(new, device), output_size=total))
-        state = self.wiring.policy.scorer.start(1, total, device)
-        self.records = table.opened_until(self.records, goals, slots, state)
-        self.live = (need, *self.live[1:])
-
     def repack(self, segment: int, regions: Sequence[int]) -> None:
         """Lay a pool out anew with other regions; a lane's live windows move to its first slots, in order."""
         self.regions = (*self.regions[:segment], tuple(regions), *self.regions[segment + 1 :])
         slots, live = self.records.slots, sum(self.live[segment])
         owners = torch.nonzero_static(slots[:, segment] >= 0, size=live)[:, 0]
         lanes = self.records.lane_of()[owners]
-        into = self._starts(segment)[lanes] + _rank(lanes)
-        self.pools[segment].repack(slots[owners, segment].long(), into, sum(regions))
+        ends = [*itertools.accumulate(regions, initial=0)]
+        into = to_device(ends[:-1], slots.device)[lanes] + rank_in_lane(lanes)
+        self.pools[segment].repack(slots[owners, segment].long(), into, ends[-1])
         slots[owners, segment] = into.int()
 
-    def append(self, keys: Tensor, values: Tensor, arrival: Arrival, landing: Landing) -> Tensor:
-        """Write a forward's keys and values where they belong.
+    def append(self, keys: Tensor, values: Tensor, landing: Landing) -> Tensor:
+        """Write a forward's keys and values where they belong; windows for them are open.
 
         Returns:
             ``[lanes, tokens]`` the table's line of the window that each token fell into; -1 for sinks and pads.
         """
-        if arrival.tokens > 1 or arrival.in_prompt:  # a routing event leaves room for the single tokens until the next
-            self.open_windows(self.lane_counts([self.wiring.windows_until(tokens) for tokens in arrival.after]))
-            self.hide(landing.before)
         if landing.of_sinks is not None:
             lane = landing.of_sinks.lane
             position = landing.positions[lane, landing.of_sinks.token]
@@ -173,31 +139,6 @@ class Layer:
             tokens.index_copy_(1, address, landing.vectors(vectors).to(pool.dtype))
         self.hidden[0].view(-1).index_fill_(0, address, value=False)
         return line if landing.of_windows is None else torch.where(landing.window >= 0, line, -1)
-
-    def hide(self, lengths: Tensor) -> None:
-        """Note what attention must not see, after windows were opened or moved.
-
-        Args:
-            lengths: true tokens that each lane has written.
-        """
-        hidden = []
-        for segment, pool in enumerate(self.pools):
-            shown = torch.zeros((), dtype=torch.bool, device=lengths.device)
-            shape: tuple[int, ...] = (pool.capacity + 1,)
-            if segment == 0:
-                shown = self._unwritten(lengths)
-                shape = (*shape, shown.shape[1])
-            table = torch.ones(shape, dtype=torch.bool, device=lengths.device)
-            table[self.records.slots[:, segment].long()] = shown  # -1 marks the spare last entry
-            hidden.append(table[: pool.capacity].clone())
-        self.hidden = tuple(hidden)
-
-    def _unwritten(self, lengths: Tensor) -> Tensor:
-        """``[lines, window]`` tokens of windows that are yet to come."""
-        policy, records = self.wiring.policy, self.records
-        first = records.window.long() * policy.window_tokens + policy.sink_tokens
-        steps = torch.arange(policy.window_tokens, device=first.device)
-        return first[:, None] + steps >= lengths[records.lane_of()][:, None]
 
     @property
     def in_order(self) -> bool:
@@ -254,11 +195,6 @@ class Layer:
             column = until
         return tuple(segments)
 
-    def window_positions(self, grid: Grid) -> Tensor:
-        """First true position of each window, ``[lanes, columns]``."""
-        policy = self.wiring.policy
-        return grid.spread(self.records.window).long() * policy.window_tokens + policy.sink_tokens
-
     def query(self, vectors: Tensor, positions: Tensor, scaling: float, *, padded: bool) -> Query:
         """Queries ``[rows, q_heads, tokens, head_dim]`` at ``[lanes, tokens]`` true positions, by lane and KV head."""
         group = self.wiring.geometry.q_heads // self.wiring.geometry.kv_heads
@@ -277,36 +213,9 @@ class Layer:
             kept.append([*range(min(tokens, policy.sink_tokens)), *(own for own in inside if own < tokens)])
         return kept
 
-    def windows(self, grid: Grid, arrival: Arrival) -> Windows:
-        """What a router may place at this event."""
-        due = self.lane_counts(arrival.due)
-        aged = [
-            self.wiring.aged_until(tokens) if now else 0
-            for tokens, now in zip(self.lane_counts(arrival.after), due, strict=True)
-        ]
-        limit = to_device(aged, grid.present.device)
-        window, place = grid.spread(self.records.window), grid.spread(self.records.place)
-        live = [sum(lane) for lane in zip(*self.records.counts, strict=True)]
-        unranked = [opened - until for opened, until in zip(self.records.opened, aged, strict=True)]
-        candidates = tuple(total - rest if now else 0 for total, rest, now in zip(live, unranked, due, strict=True))
-        return Windows(
-            positions=self.window_positions(grid),
-            present=grid.present,
-            candidate=grid.present & (window < limit[:, None]),
-            place=torch.where(grid.present, place, PROTECTED).long(),
-            candidates=candidates,
-        )
-
     def state(self, grid: Grid) -> State:
-        """The scorer's state as a rectangle; absent columns are as if nothing had been observed."""
-        if grid.index is None:
-            return {name: grid.spread(column) for name, column in self.records.state.items()}
-        fresh = self.wiring.policy.scorer.start(*grid.shape, grid.present.device)
-        spread = {}
-        for name, column in self.records.state.items():
-            present = grid.present.view(*grid.present.shape, *(1,) * (column.ndim - 1))
-            spread[name] = torch.where(present, grid.spread(column), fresh[name])
-        return spread
+        """The scorer's state as a rectangle."""
+        return table.state_of(self.records, grid, self.wiring.policy.scorer)
 
     def remember(self, grid: Grid, state: State) -> None:
         """Write the scorer's state back."""
@@ -315,7 +224,7 @@ class Layer:
         self.records = attrs.evolve(self.records, state=columns)
 
 
-def _rank(lanes: Tensor) -> Tensor:
+def rank_in_lane(lanes: Tensor) -> Tensor:
     """How many of the same lane came before, for lanes that ascend."""
     return torch.arange(lanes.shape[0], device=lanes.device) - torch.searchsorted(lanes, lanes)
 

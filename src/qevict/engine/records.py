@@ -1,12 +1,13 @@
 """The engine's table of records: one line per live window, flat over lanes, so that no lane pays for another."""
 
+import itertools
 from collections.abc import Sequence
 
 import attrs
 import torch
 from torch import Tensor
 
-from qevict.contracts.scorer import State
+from qevict.contracts.scorer import Scorer, State
 from qevict.contracts.values import PROTECTED
 from qevict.transfer import to_device
 
@@ -128,6 +129,61 @@ class Records:
             "slots": self.slots[lines],
             "state": {name: column[lines] for name, column in self.state.items()},
         }
+
+
+def joined(tables: Sequence[Records]) -> Records:
+    """One table of the lanes of several, one after another."""
+    first = tables[0]
+    if len(tables) == 1:
+        return first
+    return _lay_out(
+        tuple(tuple(itertools.chain(*lanes)) for lanes in zip(*(own.counts for own in tables), strict=True)),
+        window=torch.cat([own.window for own in tables]),
+        place=torch.cat([own.place for own in tables]),
+        moves=torch.cat([own.moves for own in tables]),
+        slots=torch.cat([own.slots for own in tables]),
+        state={name: torch.cat([own.state[name] for own in tables]) for name in first.state},
+        opened=tuple(itertools.chain(*(own.opened for own in tables))),
+    )
+
+
+def parted(records: Records, parts: int) -> list[Records]:
+    """The inverse of :func:`joined` for parts of equally many lanes: views of the one table."""
+    if parts == 1:
+        return [records]
+    lanes = records.lanes // parts
+    counts = [tuple(own[first : first + lanes] for own in records.counts) for first in range(0, records.lanes, lanes)]
+    lines = [sum(map(sum, own)) for own in counts]
+    before = to_device([*itertools.accumulate(lines, initial=0)][:-1], records.starts.device)
+    before = before.repeat_interleave(lanes)
+    starts, base = (records.starts - before[:, None]).split(lanes), (records.base - before).split(lanes)
+    columns = (records.window, records.place, records.moves, records.slots)
+    split = [column.split(lines) for column in columns]
+    states = {name: column.split(lines) for name, column in records.state.items()}
+    return [
+        Records(
+            counts[part],
+            tuple(map(max, counts[part])),
+            *(column[part] for column in split),
+            {name: column[part] for name, column in states.items()},
+            records.opened[part * lanes : (part + 1) * lanes],
+            starts[part],
+            records.sizes[part * lanes : (part + 1) * lanes],
+            base[part],
+        )
+        for part in range(parts)
+    ]
+
+
+def state_of(records: Records, grid: Grid, scorer: Scorer) -> State:
+    """The scorer's state as a rectangle; absent columns are as if nothing had been observed."""
+    if grid.index is None:
+        return {name: grid.spread(column) for name, column in records.state.items()}
+    fresh, spread = scorer.start(*grid.shape, grid.present.device), {}
+    for name, column in records.state.items():
+        present = grid.present.view(*grid.present.shape, *(1,) * (column.ndim - 1))
+        spread[name] = torch.where(present, grid.spread(column), fresh[name])
+    return spread
 
 
 def empty(lanes: int, segments: int, state: State, device: torch.device) -> Records:
