@@ -155,15 +155,13 @@ def lay_out(scene: Scene, seed: int, *, dense_share: float = 0.5, filler: float 
     encoded = tuple(
         EncodedSegment(
             *CODECS[codec],
-            key_codes=lent(shelves[1 + codec], generator, filler, heads, codec, keys=True),
-            value_codes=lent(shelves[1 + codec], generator, filler, heads, codec, keys=False),
-            slots=integers(shelves[1 + codec].slots),
-            regions=tuple(shelves[1 + codec].regions),
-            hidden=torch.tensor(
-                [slot not in shelves[1 + codec].pool for slot in range(sum(shelves[1 + codec].regions))]
-            ),
+            key_codes=lent(shelf, generator, filler, heads, codec, keys=True),
+            value_codes=lent(shelf, generator, filler, heads, codec, keys=False),
+            slots=integers(shelf.slots),
+            regions=tuple(shelf.regions),
+            hidden=torch.tensor([slot not in shelf.pool for slot in range(sum(shelf.regions))]),
         )
-        for codec in range(2)
+        for codec, shelf in enumerate(shelves[1:])
     )
     view = View(
         sink_keys=scene.sink_keys,

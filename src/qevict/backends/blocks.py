@@ -49,7 +49,8 @@ class Blocks:
         start = self.first[0] if self.picked is None else 0
         count = self.count if self.picked is None else max(self.picked) + 1
         blocks = flat[start : start + count * self.slots].view(count, -1, flat.shape[-1])
-        return blocks if self.picked is None else blocks[to_device(self.picked, pool.device)]
+        own: Tensor = blocks if self.picked is None else blocks[to_device(self.picked, pool.device)]
+        return own
 
     def by_slot(self, table: Tensor) -> Tensor:
         """``[heads * slots, ...]`` as ``[blocks, slots of a block, ...]``."""

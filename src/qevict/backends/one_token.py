@@ -21,10 +21,7 @@ def attend(query: Query, shelves: Sequence[Shelf], view: View, *, want_mass: boo
     asking = (query.vectors.float() * query.scaling).transpose(0, 1).reshape(heads * lanes, group, head_dim)
     logits = torch.cat([_logits(asking, shelf, lanes) for shelf in shelves], dim=2)
     weights = logits.softmax(2)
-    ends = [0]
-    for shelf in shelves:
-        ends.append(ends[-1] + shelf.regions[0] * shelf.keys.shape[2])
-    shares = [weights[..., first:end] for first, end in zip(ends, ends[1:], strict=False)]
+    shares = weights.split([shelf.regions[0] * shelf.keys.shape[2] for shelf in shelves], dim=2)
     output = _sum(shares, shelves)
     lse = logits.amax(2) - weights.amax(2).log()
     answer = Attended(
@@ -63,7 +60,7 @@ def _sum(shares: Sequence[Tensor], shelves: Sequence[Shelf]) -> Tensor:
 def _with_masses(answer: Attended, shares: Sequence[Tensor], shelves: Sequence[Shelf], view: View) -> Attended:
     """Window masses are weights that are there already, summed."""
     lanes, heads, group = answer.output.shape[:3]
-    columns, protected = [], None
+    columns, protected = [], answer.lse.new_zeros(lanes, heads * group)
     for share, shelf in zip(shares, shelves, strict=True):
         by_slot = share.unflatten(2, (shelf.regions[0], -1)).sum(3).view(heads, lanes, group, -1).transpose(0, 1)
         if shelf.slots is None:
@@ -73,9 +70,7 @@ def _with_masses(answer: Attended, shares: Sequence[Tensor], shelves: Sequence[S
     mass = columns[0] if len(columns) == 1 else torch.cat(columns, dim=2)
     if view.present is not None:
         mass = mass.masked_fill(view.absent[:, None], 0)
-    return attrs.evolve(
-        answer, mass=mass, protected_mass=mass.new_zeros(mass.shape[:2]) if protected is None else protected
-    )
+    return attrs.evolve(answer, mass=mass, protected_mass=protected)
 
 
 def _by_column(by_slot: Tensor, shelf: Shelf) -> Tensor:

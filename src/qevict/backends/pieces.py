@@ -1,4 +1,4 @@
-"""Attention in pieces: every block of every shelf on its own, put together by log-sum-exp. Serves lanes of any length."""
+"""Attention in pieces, for lanes of any length: every block of every shelf, put together by log-sum-exp."""
 
 from collections.abc import Sequence
 
@@ -44,16 +44,13 @@ def one_token(query: Query, view: View, *, want_mass: bool) -> Attended:
     answer = Attended(output.to(query.vectors.dtype), lse)
     if not want_mass:
         return answer
+    pairs = list(zip(readings, weighed, strict=True))
     masses = [
-        _masses(
-            shelf, heads, group, [pair for pair in zip(readings, weighed, strict=True) if pair[0].shelf is shelf], whole
-        )
-        for shelf in found
+        _masses(shelf, heads, group, [pair for pair in pairs if pair[0].shelf is shelf], whole) for shelf in found
     ]
     protected = masses.pop(0)[..., 0] if found[0].slots is None else answer.lse.new_zeros(lanes, heads * group)
-    return attrs.evolve(
-        answer, mass=torch.cat(masses, 2).masked_fill(view.absent[:, None], 0), protected_mass=protected
-    )
+    mass = torch.cat(masses, 2).masked_fill(view.absent[:, None], 0)
+    return attrs.evolve(answer, mass=mass, protected_mass=protected)
 
 
 def many_tokens(query: Query, view: View) -> Attended:
@@ -129,7 +126,8 @@ def _masses(
         reading.blocks.add_by_slot(table, by_slot.transpose(1, 2))
     lanes = torch.arange(len(shelf.regions), device=table.device)[:, None]  # sinks: the slot of each lane
     slots = lanes if shelf.slots is None else shelf.slots
-    return table.unflatten(0, (heads, -1))[:, slots].permute(1, 0, 3, 2).flatten(1, 2)
+    by_column: Tensor = table.unflatten(0, (heads, -1))[:, slots]
+    return by_column.permute(1, 0, 3, 2).flatten(1, 2)
 
 
 def _fuse(asking: Tensor, reading: _Reading) -> Part:

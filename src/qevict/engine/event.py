@@ -56,9 +56,8 @@ def plan(stack: Stack, indices: Sequence[int], arrival: Arrival, landing: Landin
     by_row = [stack.wiring.lane_budgets(tokens) for tokens in arrival.after]
     budgets = tuple(tuple(stack.layers[0].lane_counts([row[index] for row in by_row])) for index in indices)
     capacities = [_capacity(stack.wiring, budget) for budget in itertools.chain(*budgets)]
-    planned = policy.router.plan(
-        rankings, windows, Costs(stack.wiring.tier_bytes, _kept(stack, grid, windows)), capacities
-    )
+    costs = Costs(stack.wiring.tier_bytes, _kept(stack, grid, windows))
+    planned = policy.router.plan(rankings, windows, costs, capacities)
     move = tally.prepare(stack, grid, planned, stack.for_every_layer(landing.rotary_offset))
     foreseen = None if planned.counts is None else tally.foresee(stack, planned.counts, windows.candidates)
     return Event(stack, move, foreseen, budgets)

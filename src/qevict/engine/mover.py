@@ -88,12 +88,8 @@ def _carry(stack: Stack, move: Move, tally: Tally, source: int, target: int) -> 
     blocks = _read(stack, source, slots[lines, source].long().split(by_layer))
     into = stack.free_slots(target, stack.lane_of[lines])
     positions = _positions(stack, move, lines)
-    _write(
-        stack,
-        target,
-        into.split(by_layer),
-        _encoded(stack, target, _decoded(stack, source, blocks, positions), positions),
-    )
+    vectors = _decoded(stack, source, blocks, positions)
+    _write(stack, target, into.split(by_layer), _encoded(stack, target, vectors, positions))
     slots[lines, target] = into.int()
 
 

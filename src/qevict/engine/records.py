@@ -68,8 +68,8 @@ class Records:
         opened: windows opened so far, by lane.
         starts: ``[lanes, segments]`` first line of each segment.
         sizes: ``[lanes, segments]`` lines of each segment.
-        base: by lane, the line of window ``w`` less ``w``, for windows not yet aged: they are the last lines of the dense
-            segment, without a gap.
+        base: by lane, the line of window ``w`` less ``w``, for windows not yet aged: they are the last lines of the
+            dense segment, without a gap.
     """
 
     counts: Counts
@@ -157,19 +157,23 @@ def parted(records: Records, parts: int) -> list[Records]:
     before = to_device([*itertools.accumulate(lines, initial=0)][:-1], records.starts.device)
     before = before.repeat_interleave(lanes)
     starts, base = (records.starts - before[:, None]).split(lanes), (records.base - before).split(lanes)
-    columns = (records.window, records.place, records.moves, records.slots)
-    split = [column.split(lines) for column in columns]
+    window, place, moves, slots = (
+        column.split(lines) for column in (records.window, records.place, records.moves, records.slots)
+    )
     states = {name: column.split(lines) for name, column in records.state.items()}
     return [
         Records(
-            counts[part],
-            tuple(map(max, counts[part])),
-            *(column[part] for column in split),
-            {name: column[part] for name, column in states.items()},
-            records.opened[part * lanes : (part + 1) * lanes],
-            starts[part],
-            records.sizes[part * lanes : (part + 1) * lanes],
-            base[part],
+            counts=counts[part],
+            widths=tuple(map(max, counts[part])),
+            window=window[part],
+            place=place[part],
+            moves=moves[part],
+            slots=slots[part],
+            state={name: column[part] for name, column in states.items()},
+            opened=records.opened[part * lanes : (part + 1) * lanes],
+            starts=starts[part],
+            sizes=records.sizes[part * lanes : (part + 1) * lanes],
+            base=base[part],
         )
         for part in range(parts)
     ]
