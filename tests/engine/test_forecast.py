@@ -50,12 +50,9 @@ def test_what_is_never_ranked_and_what_a_window_costs() -> None:
     """By hand, for 2 layers of 2 KV heads with 16 channels in fp32."""
     with qevict.attach(MODEL, POLICIES["qevict"]) as session:
         seen = forecast(session.cache().wiring, 200)
-    token, window_record = (
-        2 * 2 * 16 * 4,
-        4 + 1 + 2 + 2 * 4 + 4 + 8,
-    )  # identity, place, moves, two slots, one sum, flags
+    token, window_record = 2 * 2 * 16 * 4, 4 + 1 + 2 + 2 * 4 + 4  # identity, place, moves, two slots, one sum
     lane_table, row = 5 * 8, 2 * (8 + 1) + 8 * 4  # extents of two segments and a count; clock and rotary table
-    reserved = -(-(32 + 7 + 8) // 8)
-    assert seen.floor_bytes == row + 2 * (5 * token + lane_table + reserved * (8 * token + window_record))
+    reserved = -(-(32 + 7 + 8) // 8)  # a flag hides each token of a dense slot, and each encoded slot
+    assert seen.floor_bytes == row + 2 * (5 * token + lane_table + reserved * (8 * token + 8 + window_record))
     codes = 2 * (8 * 16 * 2 // 8 + 16 * 4) + 2 * (8 * 16 * 2 // 8 + 8 * 4)
-    assert seen.window_bytes == {"full": 8 * token + window_record, "int2": codes + window_record}
+    assert seen.window_bytes == {"full": 8 * token + 8 + window_record, "int2": codes + 1 + window_record}

@@ -56,7 +56,8 @@ class Blocks:
         """``[heads * slots, ...]`` as ``[blocks, slots of a block, ...]``."""
         if self.picked is None:
             start = self.first[0]
-            return table[start : start + self.count * self.slots].unflatten(0, (self.count, self.slots))
+            own: Tensor = table[start : start + self.count * self.slots].unflatten(0, (self.count, self.slots))
+            return own
         steps = torch.arange(self.slots, device=table.device)
         return table[to_device(self.first, table.device)[:, None] + steps]
 

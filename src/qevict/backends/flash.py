@@ -6,7 +6,6 @@ import attrs
 
 from qevict.backends import one_token, pieces
 from qevict.backends.reference import ReferenceAttention
-from qevict.backends.shelves import shelves
 from qevict.contracts.backend import Attended, AttentionBackend, Query, View
 from qevict.contracts.values import Need
 from qevict.shapes import Mass
@@ -33,7 +32,7 @@ class FlashAttention(AttentionBackend):
             attended = pieces.many_tokens(query, view)
             return self._with_masses(attended, query, view) if want_mass else attended
         if not query.padded and one_token.is_even(view):
-            return one_token.attend(query, shelves(view, located=False), view, want_mass=want_mass)
+            return one_token.attend(query, view, want_mass=want_mass)
         return pieces.one_token(query, view, want_mass=want_mass)
 
     def mass(self, query: Query, view: View) -> Mass:

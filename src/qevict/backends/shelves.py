@@ -33,34 +33,36 @@ class Shelf:
     first: Tensor | None = None
 
 
-def shelves(view: View, *, located: bool = True) -> list[Shelf]:
-    """Sinks, dense windows, and what is encoded, decoded as a whole; segments without a slot are left out.
-
-    Args:
-        view: what is read.
-        located: whether every shelf is to know its positions.
-    """
+def shelves(view: View) -> list[Shelf]:
+    """Sinks, dense windows, and what is encoded, decoded as a whole; segments without a slot are left out."""
     found, column = [], view.slots.shape[1]
     if view.sink_keys.shape[2]:
-        found.append(_sinks(view))
+        found.append(sinks(view))
     if sum(view.regions):
-        first = _by_slot(view, view.slots, 0, sum(view.regions)) if located else None
+        first = first_positions(view, view.slots, 0, sum(view.regions))
         found.append(Shelf(view.keys, view.values, view.regions, view.hidden, view.slots, first))
     for segment in view.encoded:
-        found.append(_decoded(view, segment, column))
+        found.append(decoded(view, segment, column))
         column += segment.slots.shape[1]
     return found
 
 
-def _sinks(view: View) -> Shelf:
+def sinks(view: View) -> Shelf:
     """The sinks as one window of each lane."""
     lanes = view.sink_keys.shape[0]
     first = torch.zeros(lanes, dtype=torch.int64, device=view.windows.device)
     return Shelf(view.sink_keys.transpose(0, 1), view.sink_values.transpose(0, 1), (1,) * lanes, None, None, first)
 
 
-def _by_slot(view: View, slots: Tensor, column: int, capacity: int) -> Tensor:
-    """First position of the window in each slot."""
+def first_positions(view: View, slots: Tensor, column: int, capacity: int) -> Tensor:
+    """First true position of the window in each slot; ``FREE`` where there is none.
+
+    Args:
+        view: what is read.
+        slots: slot of each column of a segment.
+        column: where its columns begin.
+        capacity: slots of its pool.
+    """
     columns = slice(column, column + slots.shape[1])
     table = torch.full((capacity + 1,), FREE, dtype=torch.int64, device=slots.device)
     if view.present is not None:
@@ -69,10 +71,11 @@ def _by_slot(view: View, slots: Tensor, column: int, capacity: int) -> Tensor:
     return table[:capacity]
 
 
-def _decoded(view: View, segment: EncodedSegment, column: int) -> Shelf:
+def decoded(view: View, segment: EncodedSegment, column: int) -> Shelf:
+    """An encoded segment, rebuilt in fp32 and turned to its positions; its columns begin with ``column``."""
     assert view.rotary is not None
     head_dim, capacity = view.keys.shape[3], sum(segment.regions)
-    first = _by_slot(view, segment.slots, column, capacity)
+    first = first_positions(view, segment.slots, column, capacity)
     keys = segment.keys.decode(segment.key_codes, head_dim)
     values = segment.values.decode(segment.value_codes, head_dim)
     steps = torch.arange(keys.shape[2], device=first.device)

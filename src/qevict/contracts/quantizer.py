@@ -6,6 +6,7 @@ from typing import ClassVar
 from jaxtyping import Float
 from torch import Tensor
 
+from qevict.contracts.paired import PairedCodes
 from qevict.contracts.values import Codes, Layout, layout_bytes
 
 
@@ -21,6 +22,7 @@ class Quantizer(ABC):
           may be wider than the data, never shifted off it.
         * A group that is constant, and representable in the parameters' dtype, comes back exactly.
         * The arrays of a code are those of :meth:`layout`, so bytes are exact before anything is encoded.
+        * Codes that claim to be ``paired`` are: read as that layout says, they give what ``decode`` gives.
         * ``layout`` has room for a code of ``bits`` bits for every number of a window.
         * Windows and heads are encoded apart: encoding them together or one by one gives the same codes.
         * No host synchronisation: steps between events decode.
@@ -33,6 +35,14 @@ class Quantizer(ABC):
 
     name: ClassVar[str]
     idempotent: ClassVar[bool] = False
+
+    @property
+    def paired(self) -> PairedCodes | None:
+        """The named layout of arrays ``codes``, ``scale`` and ``zero`` with ``x = zero + scale * code``, if it is that.
+
+        Backends may read such codes without :meth:`decode`; None for any other layout.
+        """
+        return None
 
     @property
     @abstractmethod

@@ -59,9 +59,16 @@ class Rotary:
         norm = cos.square() + sin.square()
         return _turn(x.float().contiguous(), cos / norm, -sin / norm)
 
-    def _tables(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+    def angles(
+        self, positions: Int[Tensor, "*some tokens"]
+    ) -> tuple[Float[Tensor, "*some tokens pairs"], Float[Tensor, "*some tokens pairs"]]:
+        """Cosine and sine of how far each channel pair turns at ``positions``, in fp32, without the amplitude."""
         angles = positions[..., None].float() * self.inverse_frequencies.float()
-        return angles.cos() * self.amplitude, angles.sin() * self.amplitude
+        return angles.cos(), angles.sin()
+
+    def _tables(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        cos, sin = self.angles(positions)
+        return cos * self.amplitude, sin * self.amplitude
 
 
 def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

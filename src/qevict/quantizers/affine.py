@@ -6,14 +6,15 @@ import attrs
 import torch
 from torch import Tensor
 
+from qevict.contracts.paired import PairedCodes, by_channels, by_pairs
 from qevict.contracts.quantizer import Quantizer
 from qevict.contracts.values import ArraySpec, Codes, Layout
 from qevict.errors import PolicyError
-from qevict.quantizers.packing import CODES_PER_GROUP, pack, packed_bytes, unpack_floats
+from qevict.quantizers.packing import CODES_PER_GROUP, pack, packed_bytes, unpack
 from qevict.quantizers.rounding import round_down, round_up
 
 _TOKENS, _CHANNELS = -1, -2
-"""Axes of ``[head_dim, window]``, the order in which codes are packed: a group runs along one of them."""
+"""Axes of ``[head_dim, window]``, channel by channel as codes are packed: a group runs along one of them."""
 
 _PARAMETER_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
@@ -51,6 +52,11 @@ class PerChannel(Quantizer):
     parameters: torch.dtype = attrs.field(default=torch.float16, validator=_known_dtype)
 
     @property
+    def paired(self) -> PairedCodes:
+        """Codes of channel pairs, a grid per channel."""
+        return PairedCodes(self.bits, "channel")
+
+    @property
     def min_snr_db(self) -> float:
         """6 dB a bit, less what a min-max grid over few samples loses."""
         return _promised_snr_db(self.bits)
@@ -71,7 +77,7 @@ class PerChannel(Quantizer):
 
     def decode(self, codes: Codes, head_dim: int) -> Tensor:
         """Rebuild windows in fp32."""
-        return _decode(codes, self.bits, head_dim, _TOKENS)
+        return _decode(codes, self.paired, head_dim, _TOKENS)
 
 
 @attrs.frozen
@@ -92,6 +98,11 @@ class PerToken(Quantizer):
     parameters: torch.dtype = attrs.field(default=torch.float16, validator=_known_dtype)
 
     @property
+    def paired(self) -> PairedCodes:
+        """Codes of channel pairs, a grid per token."""
+        return PairedCodes(self.bits, "token")
+
+    @property
     def min_snr_db(self) -> float:
         """6 dB a bit, less what a min-max grid over a head of normal samples loses."""
         return _promised_snr_db(self.bits)
@@ -106,7 +117,7 @@ class PerToken(Quantizer):
 
     def decode(self, codes: Codes, head_dim: int) -> Tensor:
         """Rebuild windows in fp32."""
-        return _decode(codes, self.bits, head_dim, _CHANNELS)
+        return _decode(codes, self.paired, head_dim, _CHANNELS)
 
 
 def _promised_snr_db(bits: int) -> float:
@@ -116,6 +127,9 @@ def _promised_snr_db(bits: int) -> float:
 def _layout(bits: int, parameters: torch.dtype, window_tokens: int, head_dim: int, groups: int) -> Layout:
     """Both kinds pack ``[head_dim, window]``, so that the tokens of a channel lie side by side."""
     codes = window_tokens * head_dim
+    if head_dim % 2:
+        msg = f"codes are packed by pairs of channels, so head_dim must be even, got {head_dim}"
+        raise PolicyError(msg)
     if codes % CODES_PER_GROUP[bits]:
         msg = (
             f"{codes} codes of {bits} bits (window {window_tokens} x head_dim {head_dim}) do not fill whole bytes; "
@@ -137,12 +151,16 @@ def _encode(x: Tensor, bits: int, parameters: torch.dtype, along: int) -> Codes:
     scale = round_up((high - zero.float()) / (2**bits - 1), parameters)
     step = torch.where(scale > 0, scale, 1).float()
     codes = ((x - zero.float()) / step).round_().clamp_(0, 2**bits - 1).to(torch.uint8)
-    return {"codes": pack(codes.flatten(-2), bits), "scale": scale.squeeze(along), "zero": zero.squeeze(along)}
+    packed = pack(by_pairs(codes).flatten(-2), bits)
+    return {"codes": packed, "scale": scale.squeeze(along), "zero": zero.squeeze(along)}
 
 
-def _decode(codes: Codes, bits: int, head_dim: int, along: int) -> Tensor:
-    grid: Tensor = unpack_floats(codes["codes"], bits).unflatten(-1, (head_dim, -1))
-    scale, zero = codes["scale"].float().unsqueeze(along), codes["zero"].float().unsqueeze(along)
-    x = grid.new_empty(*grid.shape[:-2], grid.shape[-1], head_dim)
-    torch.addcmul(zero, grid, scale, out=x.transpose(-1, -2))
-    return x
+def _decode(codes: Codes, paired: PairedCodes, head_dim: int, along: int) -> Tensor:
+    packed, window = codes["codes"], 8 * codes["codes"].shape[-1] // (paired.bits * head_dim)
+    scale, zero = codes["scale"].float().unsqueeze(-3 - along), codes["zero"].float().unsqueeze(-3 - along)
+    if paired.reads_words(window):
+        levels = paired.levels(packed.contiguous(), window, packed.shape[0])
+        grid = levels.permute(0, 3, 2, 1, 4).flatten(3)
+    else:
+        grid = by_channels(unpack(packed, paired.bits).unflatten(-1, (head_dim, -1))).transpose(-1, -2).float()
+    return torch.addcmul(zero, grid, scale)

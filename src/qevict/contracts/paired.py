@@ -1,0 +1,61 @@
+"""The named layout of packed codes, which kernels read in place."""
+
+from typing import Literal
+
+import attrs
+import torch
+from torch import Tensor
+
+_WORDS = {16: torch.int16, 32: torch.int32, 64: torch.int64}
+
+
+@attrs.frozen
+class PairedCodes:
+    """Codes channel by channel, the two channels that RoPE turns together side by side: ``paired`` for short.
+
+    Channel ``c`` of a window has ``window * bits`` bits: its tokens in order, the first in the lowest bits. Bytes hold
+    channel 0, channel ``head_dim / 2``, channel 1, channel ``head_dim / 2 + 1``, and so on; scales and zero points keep
+    the order of channels, or of tokens. With 8 tokens of 2 bits one 32-bit load feeds both halves of a rotation.
+
+    Attributes:
+        bits: bits of a code.
+        per: what shares a scale and a zero point: a channel of a window, or a token of a head.
+    """
+
+    bits: int
+    per: Literal["channel", "token"]
+
+    def reads_words(self, window_tokens: int) -> bool:
+        """Whether a pair fills a machine word, so that :meth:`levels` can read it."""
+        return 2 * window_tokens * self.bits in _WORDS
+
+    def levels(self, packed: Tensor, window_tokens: int, strips: int) -> Tensor:
+        """Codes as fp32 numbers, token by token.
+
+        Args:
+            packed: ``[heads, slots, bytes]``, contiguous.
+            window_tokens: tokens of a window.
+            strips: heads times lanes of equally many slots.
+
+        Returns:
+            ``[strips, 2, window, slots of a lane, head_dim / 2]``: the lower half of the channels, then the upper.
+        """
+        word_bits = 2 * window_tokens * self.bits
+        words = packed.view(_WORDS[word_bits])
+        words = words.view(strips, 1, 1, -1, words.shape[2])
+        shifts = torch.arange(0, word_bits, self.bits, dtype=words.dtype, device=words.device)
+        codes = words >> shifts.view(2, window_tokens, 1, 1)
+        numbers: Tensor = codes.bitwise_and_(2**self.bits - 1).float()
+        return numbers
+
+
+def by_pairs(channels: Tensor) -> Tensor:
+    """``[..., head_dim, window]`` in the order in which channels are packed."""
+    pairs: Tensor = channels.unflatten(-2, (2, -1)).transpose(-3, -2)
+    return pairs.flatten(-3, -2)
+
+
+def by_channels(pairs: Tensor) -> Tensor:
+    """The inverse of :func:`by_pairs`."""
+    halves: Tensor = pairs.unflatten(-2, (-1, 2)).transpose(-3, -2)
+    return halves.flatten(-3, -2)
