@@ -1,0 +1,163 @@
+"""Options, the loaded model, rounds and records: what all measurements share."""
+
+import gc
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import attrs
+import pytest
+import torch
+from benchmarks import record as records
+from benchmarks.contestants import not_measured
+from rich.console import Console
+from transformers import AutoModelForCausalLM
+
+from qevict.bench.models import SMOLLM2, fetch_smollm2, quiet_libraries
+from qevict.bench.provenance import provenance
+from qevict.bench.speed import Runners, take_turns
+
+_SHOWN = pytest.StashKey[list[Any]]()
+
+
+@attrs.frozen
+class Wish:
+    """What was asked for on the command line.
+
+    Attributes:
+        model: ``smollm2`` or a folder written by ``save_pretrained``.
+        tokens: length of the context.
+        lengths: contexts through which a line is laid.
+        rounds: paired rounds that count; one more warms up.
+        budget: of the compressing policies.
+        threads: CPU threads of torch.
+        rows: rows of the batches.
+        prompt: tokens of the prompt of the generation.
+        new: tokens to generate.
+        write: record what was found.
+        command: the line that asks for the same.
+    """
+
+    model: str
+    tokens: int
+    lengths: tuple[int, ...]
+    rounds: int
+    budget: str
+    threads: int
+    rows: int
+    prompt: int
+    new: int
+    write: bool
+    command: str
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The options of all measurements."""
+    own = parser.getgroup("measurements of qevict")
+    own.addoption("--model", default=SMOLLM2, help="smollm2, or a folder written by save_pretrained")
+    own.addoption("--tokens", type=int, default=4096, help="length of the context")
+    own.addoption("--lengths", default="1024,2048,4096,8192,16384", help="contexts through which a line is laid")
+    own.addoption("--rounds", type=int, default=5, help="paired rounds that count; one more warms up")
+    own.addoption("--budget", default="20 %", help="of the compressing policies")
+    own.addoption("--threads", type=int, default=1, help="CPU threads of torch")
+    own.addoption("--batch", type=int, default=8, help="rows of the ragged batch; half of them generate")
+    own.addoption("--prompt", type=int, default=256, help="tokens of the prompt of the generation")
+    own.addoption("--new", type=int, default=128, help="tokens to generate")
+    own.addoption("--write", action="store_true", help="record what was found under benchmarks/results/")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Refuse what would falsify a time."""
+    if config.getoption("benchmark_disable") or config.getoption("jaxtyping_packages", default=None):
+        raise pytest.UsageError("times are measured without run-time type checks: run `pytest benchmarks`, and only it")
+    config.stash[_SHOWN] = []
+    quiet_libraries()
+
+
+@pytest.fixture(scope="session")
+def wish(pytestconfig: pytest.Config) -> Wish:
+    """The options; torch is bound to the threads that they name."""
+    ask = pytestconfig.getoption
+    found = Wish(
+        model=ask("model"),
+        tokens=ask("tokens"),
+        lengths=tuple(int(each) for each in ask("lengths").split(",")),
+        rounds=ask("rounds"),
+        budget=ask("budget"),
+        threads=ask("threads"),
+        rows=ask("batch"),
+        prompt=ask("prompt"),
+        new=ask("new"),
+        write=ask("write"),
+        command="pytest " + " ".join(map(str, pytestconfig.invocation_params.args)),
+    )
+    torch.set_num_threads(found.threads)
+    return found
+
+
+@pytest.fixture(scope="session")
+def folder(wish: Wish) -> str:
+    """Where the model's weights are."""
+    return str(fetch_smollm2()) if wish.model == SMOLLM2 else wish.model
+
+
+@pytest.fixture(params=["float32", "bfloat16"])
+def model(request: pytest.FixtureRequest, folder: str) -> Iterator[Any]:
+    """The model, once in each dtype of computation."""
+    yield load(folder, getattr(torch, request.param))
+    gc.collect()
+
+
+@pytest.fixture
+def model32(folder: str) -> Iterator[Any]:
+    """The model in fp32."""
+    yield load(folder, torch.float32)
+    gc.collect()
+
+
+def load(folder: str, dtype: torch.dtype) -> Any:
+    """The model's weights alone: which tokens are decoded does not matter here."""
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
+
+
+Play = Callable[..., list[dict[str, float]]]
+
+
+@pytest.fixture
+def play(benchmark: Any, wish: Wish) -> Play:
+    """Rounds in which contestants take turns, as rounds of one benchmark; the first warms up and does not count."""
+
+    def rounds(
+        runners: Runners, before: Callable[[str], object] = str, *, rounds: int = wish.rounds
+    ) -> list[dict[str, float]]:
+        played: list[dict[str, float]] = []
+        benchmark.pedantic(
+            lambda: played.append(take_turns(runners, len(played), before)), rounds=rounds, warmup_rounds=1
+        )
+        return played[1:]
+
+    return rounds
+
+
+Note = Callable[..., None]
+
+
+@pytest.fixture
+def note(benchmark: Any, wish: Wish, pytestconfig: pytest.Config) -> Note:
+    """Show what was found, and record it if that was asked for."""
+
+    def leave(name: str, model: Any, found: Mapping[str, Any], shown: Sequence[Any] = ()) -> None:
+        facts = {"command": wish.command, "rounds": wish.rounds} | provenance(model)
+        whole = facts | dict(found) | {"not measured": not_measured()}
+        benchmark.extra_info |= records.rounded(found)
+        pytestconfig.stash[_SHOWN] += [name, *(shown or [records.rounded(found)])]
+        if wish.write:
+            pytestconfig.stash[_SHOWN].append(f"written to {records.write(name, whole)}")
+
+    return leave
+
+
+def pytest_terminal_summary(config: pytest.Config) -> None:
+    """Print all tables at the end."""
+    console = Console(width=150)
+    for each in config.stash[_SHOWN]:
+        console.print(f"\n[bold]{each}[/bold]" if isinstance(each, str) else each)
