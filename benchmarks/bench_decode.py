@@ -3,10 +3,10 @@
 from typing import Any
 
 from benchmarks.conftest import Note, Play, Wish
-from benchmarks.contestants import STOCK, arena, holding, name_of, policy_field, stock_field
+from benchmarks.contestants import STOCK, arena, filled, holding, name_of, policy_field, stock_field
 from benchmarks.decoding import CYCLE_TOKENS, decoder
 from benchmarks.record import row, table
-from benchmarks.synthetic import context, fill
+from benchmarks.synthetic import context
 
 from qevict.bench.speed import paces
 
@@ -14,14 +14,8 @@ from qevict.bench.speed import paces
 def bench_decode(model: Any, wish: Wish, play: Play, note: Note) -> None:
     """Every contestant holds the same context and decodes with the whole model, so that weights evict the L3 cache."""
     field = stock_field() | policy_field(wish.budget, model.dtype)
-    caches = {}
     with arena(model, field) as switch:
-        recording = context(model, [wish.tokens])
-        for name, each in field.items():
-            switch(name)
-            caches[name] = each.make(model)
-            fill(caches[name], recording)
-        del recording
+        caches = filled(model, field, context(model, [wish.tokens]), switch)
         played = play({name: decoder(model, cache, [wish.tokens]) for name, cache in caches.items()}, switch)
     found = paces(played, STOCK)
     rows = {name: row(found[name], holding(caches[name], each, model)) for name, each in field.items()}

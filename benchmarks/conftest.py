@@ -8,6 +8,7 @@ import attrs
 import pytest
 import torch
 from benchmarks import record as records
+from benchmarks.attending import l3_bytes
 from benchmarks.contestants import not_measured
 from rich.console import Console
 from transformers import AutoModelForCausalLM
@@ -30,7 +31,9 @@ class Wish:
         rounds: paired rounds that count; one more warms up.
         budget: of the compressing policies.
         threads: CPU threads of torch.
-        rows: rows of the batches.
+        ragged_rows: rows of the batch whose rows differ in length.
+        rows: rows of the batch that generates.
+        beyond_l3: attention alone cycles through so many times the bytes of the L3 cache.
         prompt: tokens of the prompt of the generation.
         new: tokens to generate.
         write: record what was found.
@@ -43,7 +46,9 @@ class Wish:
     rounds: int
     budget: str
     threads: int
+    ragged_rows: int
     rows: int
+    beyond_l3: float
     prompt: int
     new: int
     write: bool
@@ -59,7 +64,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     own.addoption("--rounds", type=int, default=5, help="paired rounds that count; one more warms up")
     own.addoption("--budget", default="20 %", help="of the compressing policies")
     own.addoption("--threads", type=int, default=1, help="CPU threads of torch")
-    own.addoption("--batch", type=int, default=8, help="rows of the ragged batch; half of them generate")
+    own.addoption("--ragged-rows", type=int, default=8, help="rows of the ragged batch")
+    own.addoption("--rows", type=int, default=4, help="rows of the batch that generates")
+    own.addoption("--beyond-l3", type=float, default=2.0, help="attention alone cycles that many times the L3 cache")
     own.addoption("--prompt", type=int, default=256, help="tokens of the prompt of the generation")
     own.addoption("--new", type=int, default=128, help="tokens to generate")
     own.addoption("--write", action="store_true", help="record what was found under benchmarks/results/")
@@ -84,7 +91,9 @@ def wish(pytestconfig: pytest.Config) -> Wish:
         rounds=ask("rounds"),
         budget=ask("budget"),
         threads=ask("threads"),
-        rows=ask("batch"),
+        ragged_rows=ask("ragged_rows"),
+        rows=ask("rows"),
+        beyond_l3=ask("beyond_l3"),
         prompt=ask("prompt"),
         new=ask("new"),
         write=ask("write"),
@@ -146,14 +155,20 @@ def note(benchmark: Any, wish: Wish, pytestconfig: pytest.Config) -> Note:
     """Show what was found, and record it if that was asked for."""
 
     def leave(name: str, model: Any, found: Mapping[str, Any], shown: Sequence[Any] = ()) -> None:
-        facts = {"command": wish.command, "rounds": wish.rounds} | provenance(model)
-        whole = facts | dict(found) | {"not measured": not_measured()}
+        facts = {"command": wish.command, "rounds": wish.rounds} | provenance(model) | _sizes(model)
+        whole = facts | dict(found) | {"not_measured": not_measured()}
         benchmark.extra_info |= records.rounded(found)
         pytestconfig.stash[_SHOWN] += [name, *(shown or [records.rounded(found)])]
         if wish.write:
             pytestconfig.stash[_SHOWN].append(f"written to {records.write(name, whole)}")
 
     return leave
+
+
+def _sizes(model: Any) -> dict[str, int | None]:
+    """What every step streams beside its cache, and the largest cache of the CPU."""
+    weights = {tensor.data_ptr(): tensor.nbytes for tensor in model.parameters()}
+    return {"weight_bytes": sum(weights.values()), "l3_bytes": l3_bytes()}
 
 
 def pytest_terminal_summary(config: pytest.Config) -> None:

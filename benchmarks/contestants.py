@@ -9,13 +9,14 @@ import attrs
 import torch
 from benchmarks import packed
 from benchmarks.naive import NaiveRebuild
-from benchmarks.synthetic import geometry_of
+from benchmarks.synthetic import fill, geometry_of
 from transformers import DynamicCache
 
 import qevict
 from qevict import policies
 from qevict.backends.reference import ReferenceAttention
 from qevict.hf.names import name_for
+from qevict.hf.recording import Recording
 from qevict.policy import Policy
 
 STOCK, PACKED = "DynamicCache", "packed SDPA"
@@ -87,22 +88,25 @@ def by_policy(policy: Policy) -> Contestant:
 
 
 def policy_field(budget: str, computed: torch.dtype) -> dict[str, Contestant]:
+    """All policies as contestants; their scores start from few queries, since contexts are synthetic."""
+    return {name: by_policy(cheap_to_fill(policy)) for name, policy in plans(budget, computed).items()}
+
+
+def plans(budget: str, computed: torch.dtype) -> dict[str, Policy]:
     """The presets under their own backends, in every dtype worth storing, and QEvict's tiers read in slower ways."""
-    field = {}
+    found = {}
     for dtype in dict.fromkeys((computed, torch.bfloat16)):
         stored = f"stored {name_of(dtype)}"
         ours = policies.qevict(budget, dtype=dtype)
-        plans = {
+        found |= {
             f"full, {stored}": policies.full(dtype=dtype),
             f"evict-only {budget}, {stored}": policies.evict_only(budget, dtype=dtype),
             f"QEvict {budget}, {stored}": ours,
-            f"QEvict {budget}, {stored}, reference backend": attrs.evolve(ours, backend=ReferenceAttention()),
-            f"QEvict {budget}, {stored}, naive rebuild": attrs.evolve(ours, backend=NaiveRebuild()),
         }
-        if ours.backend == ReferenceAttention():
-            del plans[f"QEvict {budget}, {stored}, reference backend"]
-        field |= {name: by_policy(cheap_to_fill(policy)) for name, policy in plans.items()}
-    return field
+        if ours.backend != ReferenceAttention():
+            found[f"QEvict {budget}, {stored}, reference backend"] = attrs.evolve(ours, backend=ReferenceAttention())
+        found[f"QEvict {budget}, {stored}, naive rebuild"] = attrs.evolve(ours, backend=NaiveRebuild())
+    return found
 
 
 def cheap_to_fill(policy: Policy) -> Policy:
@@ -139,6 +143,16 @@ def arena(model: Any, field: Field) -> Iterator[Callable[[str], None]]:
 
     with qevict.attach(model, policies.full()), torch.no_grad():
         yield switch
+
+
+def filled(model: Any, field: Field, recording: Recording, switch: Callable[[str], None]) -> dict[str, Any]:
+    """A cache of every contestant that holds the context."""
+    caches = {}
+    for name, each in field.items():
+        switch(name)
+        caches[name] = each.make(model)
+        fill(caches[name], recording)
+    return caches
 
 
 def holding(cache: Any, contestant: Contestant, model: Any) -> Holding:
