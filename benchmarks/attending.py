@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from benchmarks.decoding import CYCLE_TOKENS
-from benchmarks.synthetic import context, geometry_of
 from torch import Tensor
 from transformers import AttentionInterface
 
 import qevict
+from benchmarks.decoding import CYCLE_TOKENS
+from benchmarks.synthetic import context, geometry_of
 from qevict.engine.engine import Incoming
 from qevict.hf.cache import plain_arithmetic
 

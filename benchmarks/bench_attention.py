@@ -7,7 +7,6 @@ from benchmarks.conftest import Note, Play, Wish
 from benchmarks.contestants import STOCK, arena, filled, holding, name_of, policy_field, stock_field
 from benchmarks.record import row, table
 from benchmarks.synthetic import context
-
 from qevict.bench.speed import paces
 
 L3_GUESS_BYTES = 32 * 2**20

@@ -7,7 +7,6 @@ from benchmarks.contestants import STOCK, arena, filled, holding, name_of, polic
 from benchmarks.decoding import CYCLE_TOKENS, decoder
 from benchmarks.record import row, table
 from benchmarks.synthetic import context
-
 from qevict.bench.speed import paces
 
 

@@ -5,15 +5,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import attrs
+from rich import box
+from rich.table import Table
+from transformers import DynamicCache
+
 from benchmarks.conftest import Note, Play, Wish
 from benchmarks.contestants import PACKED, STOCK, Contestant, arena, filled, name_of, policy_field, stock_field
 from benchmarks.decoding import decoder
 from benchmarks.lines import Line, break_even, fit
 from benchmarks.synthetic import context
-from rich import box
-from rich.table import Table
-from transformers import DynamicCache
-
 from qevict.bench.speed import Round
 
 WEIGHTS = "weights alone"

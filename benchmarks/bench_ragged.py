@@ -2,11 +2,10 @@
 
 from typing import Any
 
-import attrs
 import torch
+
 from benchmarks.conftest import Note, Play, Wish
 from benchmarks.contestants import (
-    PACKED,
     STOCK,
     Contestant,
     Holding,
@@ -20,7 +19,6 @@ from benchmarks.contestants import (
 from benchmarks.decoding import decoder
 from benchmarks.record import row, table
 from benchmarks.synthetic import context
-
 from qevict.bench.speed import Pace, paces
 
 
@@ -47,13 +45,12 @@ def bench_ragged(model: Any, wish: Wish, play: Play, note: Note) -> None:
     rows = {name: row(found[name], held[name]) | _per_token(found, held, name, baseline) for name in runners}
     facts = {"what": f"{wish.ragged_rows} rows, left padded where they differ", "baseline": baseline, "rows": rows}
     facts["shapes"] = shapes(wish.ragged_rows, wish.tokens)
-    facts["rivals"] = [STOCK, PACKED]
     note(f"ragged-{wish.tokens}-{name_of(model.dtype)}", model, facts, [table(rows, baseline)])
 
 
 def _held(caches: dict[str, Any], field: dict[str, Contestant], model: Any) -> dict[str, Holding]:
     """Tokens attended count the pads of stock caches, which they do attend to and mask."""
-    return {name: attrs.evolve(holding(cache, field[name], model)) for name, cache in caches.items()}
+    return {name: holding(cache, field[name], model) for name, cache in caches.items()}
 
 
 def _per_token(found: dict[str, Pace], held: dict[str, Holding], name: str, baseline: str) -> dict[str, float]:

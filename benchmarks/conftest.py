@@ -2,17 +2,19 @@
 
 import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import attrs
 import pytest
 import torch
-from benchmarks import record as records
-from benchmarks.attending import l3_bytes
-from benchmarks.contestants import not_measured
 from rich.console import Console
 from transformers import AutoModelForCausalLM
 
+from benchmarks import record as records
+from benchmarks.attending import l3_bytes
+from benchmarks.contestants import not_measured
+from benchmarks.memory import can_measure
 from qevict.bench.models import SMOLLM2, fetch_smollm2, quiet_libraries
 from qevict.bench.provenance import provenance
 from qevict.bench.speed import Runners, take_turns
@@ -36,7 +38,9 @@ class Wish:
         beyond_l3: attention alone cycles through so many times the bytes of the L3 cache.
         prompt: tokens of the prompt of the generation.
         new: tokens to generate.
+        peaks: measure peak memory, which this system allows.
         write: record what was found.
+        results: where.
         command: the line that asks for the same.
     """
 
@@ -51,7 +55,9 @@ class Wish:
     beyond_l3: float
     prompt: int
     new: int
+    peaks: bool
     write: bool
+    results: Path
     command: str
 
 
@@ -69,7 +75,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     own.addoption("--beyond-l3", type=float, default=2.0, help="attention alone cycles that many times the L3 cache")
     own.addoption("--prompt", type=int, default=256, help="tokens of the prompt of the generation")
     own.addoption("--new", type=int, default=128, help="tokens to generate")
-    own.addoption("--write", action="store_true", help="record what was found under benchmarks/results/")
+    own.addoption("--no-peaks", action="store_true", help="leave out peak memory, which takes a process each")
+    own.addoption("--write", action="store_true", help="record what was found")
+    own.addoption("--results", default=str(records.RESULTS), help="where it is recorded")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -96,7 +104,9 @@ def wish(pytestconfig: pytest.Config) -> Wish:
         beyond_l3=ask("beyond_l3"),
         prompt=ask("prompt"),
         new=ask("new"),
+        peaks=not ask("no_peaks") and can_measure(),
         write=ask("write"),
+        results=Path(ask("results")),
         command="pytest " + " ".join(map(str, pytestconfig.invocation_params.args)),
     )
     torch.set_num_threads(found.threads)
@@ -160,7 +170,7 @@ def note(benchmark: Any, wish: Wish, pytestconfig: pytest.Config) -> Note:
         benchmark.extra_info |= records.rounded(found)
         pytestconfig.stash[_SHOWN] += [name, *(shown or [records.rounded(found)])]
         if wish.write:
-            pytestconfig.stash[_SHOWN].append(f"written to {records.write(name, whole)}")
+            pytestconfig.stash[_SHOWN].append(f"written to {records.write(name, whole, wish.results)}")
 
     return leave
 

@@ -7,24 +7,21 @@ from typing import Any
 
 import attrs
 import torch
-from benchmarks import packed
-from benchmarks.naive import NaiveRebuild
-from benchmarks.synthetic import fill, geometry_of
 from transformers import DynamicCache
 
 import qevict
+from benchmarks import packed
+from benchmarks.naive import NaiveRebuild
+from benchmarks.synthetic import fill, geometry_of
 from qevict import policies
 from qevict.backends.reference import ReferenceAttention
 from qevict.hf.names import name_for
 from qevict.hf.recording import Recording
 from qevict.policy import Policy
+from qevict.scorers.cumulative import CumulativeAttention
 
 STOCK, PACKED = "DynamicCache", "packed SDPA"
-NOT_MEASURED = {
-    "QuantizedCache, quanto": "optimum.quanto",
-    "QuantizedCache, HQQ": "hqq",
-    "kvpress": "kvpress",
-}
+NOT_MEASURED = {"QuantizedCache, quanto": "optimum.quanto", "QuantizedCache, HQQ": "hqq", "kvpress": "kvpress"}
 """Competitors that have no stand here yet, by the package that they would need."""
 
 FILL_QUERIES = 32
@@ -94,7 +91,7 @@ def policy_field(budget: str, computed: torch.dtype) -> dict[str, Contestant]:
 
 def plans(budget: str, computed: torch.dtype) -> dict[str, Policy]:
     """The presets under their own backends, in every dtype worth storing, and QEvict's tiers read in slower ways."""
-    found = {}
+    found: dict[str, Policy] = {}
     for dtype in dict.fromkeys((computed, torch.bfloat16)):
         stored = f"stored {name_of(dtype)}"
         ours = policies.qevict(budget, dtype=dtype)
@@ -111,9 +108,10 @@ def plans(budget: str, computed: torch.dtype) -> dict[str, Policy]:
 
 def cheap_to_fill(policy: Policy) -> Policy:
     """The policy with scores that start from the last queries of the prompt; decoding is the same."""
-    if not hasattr(policy.scorer, "prompt_queries") or not policy.scorer.needs:
+    scorer = policy.scorer
+    if not isinstance(scorer, CumulativeAttention):
         return policy
-    return attrs.evolve(policy, scorer=attrs.evolve(policy.scorer, prompt_queries=FILL_QUERIES))  # type: ignore[type-var]
+    return attrs.evolve(policy, scorer=attrs.evolve(scorer, prompt_queries=FILL_QUERIES))
 
 
 def not_measured() -> dict[str, str]:
@@ -157,17 +155,17 @@ def filled(model: Any, field: Field, recording: Recording, switch: Callable[[str
 
 def holding(cache: Any, contestant: Contestant, model: Any) -> Holding:
     """Ask a filled cache what it holds."""
-    common = {"computed": name_of(model.dtype), "threads": torch.get_num_threads()}
+    common = (name_of(model.dtype), torch.get_num_threads())
     if isinstance(cache, qevict.Cache):
         report = cache.report()
         own = (report.exact_bytes, report.full_bytes, report.backend, report.dtype)
-        return Holding(_attended(cache, len(report.tokens)), *own, **common)
+        return Holding(_attended(cache, len(report.tokens)), *own, *common)
     tensors = [tensor for layer in cache.layers for tensor in (layer.keys, layer.values)]
     rows, tokens = tensors[0].shape[0], cache.get_seq_length()
     exact = sum(tensor.untyped_storage().nbytes() for tensor in tensors)
     sizes = attrs.evolve(geometry_of(model), dtype=tensors[0].dtype)
     full = rows * tokens * sizes.token_bytes * sizes.layers
-    return Holding((float(tokens),) * rows, exact, full, contestant.backend, name_of(tensors[0].dtype), **common)
+    return Holding((float(tokens),) * rows, exact, full, contestant.backend, name_of(tensors[0].dtype), *common)
 
 
 def _attended(cache: qevict.Cache, rows: int) -> tuple[float, ...]:

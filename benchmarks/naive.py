@@ -51,4 +51,5 @@ def _mass(query: Query, held: Gathered) -> Mass:
     logits = query.vectors.float() @ held.keys.transpose(-1, -2)[:, :, None] * query.scaling
     probability = logits.masked_fill_(~_allowed(query, held)[:, None, None], -torch.inf).softmax(-1)
     tokens = probability.nan_to_num_(0.0).sum(3).flatten(1, 2)
-    return tokens[..., held.sinks :].unflatten(-1, (-1, held.window)).sum(-1)
+    windows: Mass = tokens[..., held.sinks :].unflatten(-1, (-1, held.window)).sum(-1)
+    return windows

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-from benchmarks.contestants import Holding
 from rich import box
 from rich.table import Table
 
+from benchmarks.contestants import Holding
 from qevict.bench.speed import Pace
 
 RESULTS = Path(__file__).parent / "results"
