@@ -3,7 +3,7 @@
 from typing import Any
 
 from benchmarks.conftest import Note, Play, Wish
-from benchmarks.contestants import STOCK, arena, filled, holding, name_of, policy_field, stock_field
+from benchmarks.contestants import STOCK, arena, filled, holding, name_of
 from benchmarks.decoding import CYCLE_TOKENS, decoder
 from benchmarks.record import row, table
 from benchmarks.synthetic import context
@@ -12,7 +12,7 @@ from qevict.bench.speed import paces
 
 def bench_decode(model: Any, wish: Wish, play: Play, note: Note) -> None:
     """Every contestant holds the same context and decodes with the whole model, so that weights evict the L3 cache."""
-    field = stock_field() | policy_field(wish.budget, model.dtype)
+    field = wish.field(model.dtype)
     with arena(model, field) as switch:
         caches = filled(model, field, context(model, [wish.tokens]), switch)
         played = play({name: decoder(model, cache, [wish.tokens]) for name, cache in caches.items()}, switch)

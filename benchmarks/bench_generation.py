@@ -12,17 +12,17 @@ from typing import Any
 import attrs
 
 from benchmarks.conftest import Note, Play, Wish
-from benchmarks.contestants import STOCK, arena, by_policy, holding, name_of, plans, stock_field
+from benchmarks.contestants import STOCK, arena, by_policy, holding, name_of, stock_field
 from benchmarks.decoding import CYCLE_TOKENS, decoder
 from benchmarks.generating import read, tokens_of
 from benchmarks.memory import NOT_TAKEN, Job, peak_bytes
-from benchmarks.record import row, table
+from benchmarks.record import rounded, row, table
 from qevict.bench.speed import Round, pace, paces, take_turns
 
 
 def bench_generation(model: Any, folder: str, wish: Wish, play: Play, note: Note) -> None:
     """First tokens are taken in turns, each from an empty cache; then all decode side by side, cycle by cycle."""
-    field = stock_field() | {name: by_policy(plan) for name, plan in plans(wish.budget, model.dtype).items()}
+    field = stock_field() | {name: by_policy(plan) for name, plan in wish.policies(model.dtype).items()}
     ids, caches = tokens_of(model, wish.rows, wish.prompt), {}
 
     def first(name: str) -> None:
@@ -52,7 +52,7 @@ def bench_generation(model: Any, folder: str, wish: Wish, play: Play, note: Note
     note(f"generation-{name_of(model.dtype)}", model, facts, [table(rows, STOCK), _columns(rows)])
 
 
-_FIRSTS = 4
+_FIRSTS = 3
 """First tokens of each contestant; the first of them warms up."""
 
 
@@ -85,9 +85,10 @@ def _peak(name: str, model: Any, folder: str, wish: Wish) -> float | None:
 def _columns(rows: dict[str, Any]) -> dict[str, Any]:
     """What the table has no column for."""
     return {
-        name: (
-            f"first token x {each['time_to_first_token']['ratio']:.2f}, throughput x {each['throughput']:.2f}, "
-            f"peak {each['peak_mib_beyond_the_model']} MiB"
-        )
-        for name, each in rows.items()
+        name: {
+            "first token": each["time_to_first_token"]["ratio"],
+            "throughput": each["throughput"],
+            "peak, MiB": each["peak_mib_beyond_the_model"],
+        }
+        for name, each in rounded(rows).items()
     }

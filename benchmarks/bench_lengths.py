@@ -10,7 +10,7 @@ from rich.table import Table
 from transformers import DynamicCache
 
 from benchmarks.conftest import Note, Play, Wish
-from benchmarks.contestants import PACKED, STOCK, Contestant, arena, filled, name_of, policy_field, stock_field
+from benchmarks.contestants import PACKED, STOCK, Contestant, arena, filled, name_of
 from benchmarks.decoding import decoder
 from benchmarks.lines import Line, break_even, fit
 from benchmarks.synthetic import context
@@ -22,8 +22,7 @@ WEIGHTS = "weights alone"
 
 def bench_lengths(model: Any, wish: Wish, play: Play, note: Note) -> None:
     """Positions may exceed what the model was trained for: its words are of no use then, its time is."""
-    field = stock_field() | policy_field(wish.budget, model.dtype)
-    field = {name: each for name, each in field.items() if not name.startswith("full")}
+    field = {name: each for name, each in wish.field(model.dtype).items() if not name.startswith("full")}
     unit = {WEIGHTS: Contestant("sdpa", lambda model: DynamicCache(config=model.config), "sdpa")}
     runners, places = {}, {}
     with arena(model, field | unit) as switch:

@@ -10,10 +10,12 @@ from benchmarks.contestants import (
     Contestant,
     Holding,
     arena,
+    by_policy,
+    cheap_to_fill,
     filled,
     holding,
     name_of,
-    policy_field,
+    plans,
     stock_field,
 )
 from benchmarks.decoding import decoder
@@ -31,7 +33,7 @@ def shapes(rows: int, tokens: int) -> dict[str, list[int]]:
 def bench_ragged(model: Any, wish: Wish, play: Play, note: Note) -> None:
     """A stock cache pays for the pads of short rows; a policy should pay for what it holds."""
     ours = f"QEvict {wish.budget}, stored {name_of(model.dtype)}"
-    kinds = stock_field() | {ours: policy_field(wish.budget, model.dtype)[ours]}
+    kinds = stock_field() | {ours: by_policy(cheap_to_fill(plans(wish.budget, model.dtype)[ours]))}
     runners, caches, field = {}, {}, {}
     with arena(model, kinds) as switch:
         for shape, lengths in shapes(wish.ragged_rows, wish.tokens).items():

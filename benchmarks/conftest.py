@@ -1,6 +1,7 @@
 """Options, the loaded model, rounds and records: what all measurements share."""
 
 import gc
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,12 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks import record as records
 from benchmarks.attending import l3_bytes
-from benchmarks.contestants import not_measured
+from benchmarks.contestants import Contestant, by_policy, cheap_to_fill, not_measured, plans, stock_field
 from benchmarks.memory import can_measure
 from qevict.bench.models import SMOLLM2, fetch_smollm2, quiet_libraries
 from qevict.bench.provenance import provenance
 from qevict.bench.speed import Runners, take_turns
+from qevict.policy import Policy
 
 _SHOWN = pytest.StashKey[list[Any]]()
 
@@ -32,6 +34,7 @@ class Wish:
         lengths: contexts through which a line is laid.
         rounds: paired rounds that count; one more warms up.
         budget: of the compressing policies.
+        contestants: regular expression that a policy's name must hold.
         threads: CPU threads of torch.
         ragged_rows: rows of the batch whose rows differ in length.
         rows: rows of the batch that generates.
@@ -49,6 +52,7 @@ class Wish:
     lengths: tuple[int, ...]
     rounds: int
     budget: str
+    contestants: str
     threads: int
     ragged_rows: int
     rows: int
@@ -60,6 +64,17 @@ class Wish:
     results: Path
     command: str
 
+    def policies(self, computed: torch.dtype) -> dict[str, Policy]:
+        """The policies that were asked for, under names of their own."""
+        return {
+            name: policy for name, policy in plans(self.budget, computed).items() if re.search(self.contestants, name)
+        }
+
+    def field(self, computed: torch.dtype) -> dict[str, Contestant]:
+        """All contestants behind a synthetic context; stock caches always take part."""
+        chosen = self.policies(computed)
+        return stock_field() | {name: by_policy(cheap_to_fill(policy)) for name, policy in chosen.items()}
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """The options of all measurements."""
@@ -69,10 +84,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     own.addoption("--lengths", default="1024,2048,4096,8192,16384", help="contexts through which a line is laid")
     own.addoption("--rounds", type=int, default=5, help="paired rounds that count; one more warms up")
     own.addoption("--budget", default="20 %", help="of the compressing policies")
+    own.addoption("--contestants", default="", help="policies to measure: part of their names, a regular expression")
     own.addoption("--threads", type=int, default=1, help="CPU threads of torch")
     own.addoption("--ragged-rows", type=int, default=8, help="rows of the ragged batch")
     own.addoption("--rows", type=int, default=4, help="rows of the batch that generates")
-    own.addoption("--beyond-l3", type=float, default=2.0, help="attention alone cycles that many times the L3 cache")
+    own.addoption("--beyond-l3", type=float, default=1.25, help="attention alone cycles so many L3 caches")
     own.addoption("--prompt", type=int, default=256, help="tokens of the prompt of the generation")
     own.addoption("--new", type=int, default=128, help="tokens to generate")
     own.addoption("--no-peaks", action="store_true", help="leave out peak memory, which takes a process each")
@@ -98,6 +114,7 @@ def wish(pytestconfig: pytest.Config) -> Wish:
         lengths=tuple(int(each) for each in ask("lengths").split(",")),
         rounds=ask("rounds"),
         budget=ask("budget"),
+        contestants=ask("contestants"),
         threads=ask("threads"),
         ragged_rows=ask("ragged_rows"),
         rows=ask("rows"),

@@ -84,11 +84,6 @@ def by_policy(policy: Policy) -> Contestant:
     return Contestant(own, lambda model: qevict.Cache(model, policy))
 
 
-def policy_field(budget: str, computed: torch.dtype) -> dict[str, Contestant]:
-    """All policies as contestants; their scores start from few queries, since contexts are synthetic."""
-    return {name: by_policy(cheap_to_fill(policy)) for name, policy in plans(budget, computed).items()}
-
-
 def plans(budget: str, computed: torch.dtype) -> dict[str, Policy]:
     """The presets under their own backends, in every dtype worth storing, and QEvict's tiers read in slower ways."""
     found: dict[str, Policy] = {}
