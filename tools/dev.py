@@ -52,7 +52,7 @@ LEFTOVERS = (
     ".pytest_cache",
     ".ruff_cache",
 )
-SOURCES = ("src", "tests", "tools", "plugins", "baselines")
+SOURCES = ("src", "tests", "tools", "plugins", "baselines", "benchmarks")
 
 # What pip's output may contain -> what to do about it.
 PIP_REMEDIES = (
