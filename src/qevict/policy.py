@@ -170,6 +170,7 @@ class Policy:
 
     def __attrs_post_init__(self) -> None:
         _check_tiers(self.tiers)
+        _check_looks(self.scorer, self.period_tokens)
         self.router.check(len(self.tiers))
         for tier in self.tiers:
             if tier.codec is not None:
@@ -214,6 +215,23 @@ class Policy:
             raise PolicyError(msg)
         tiers = (attrs.evolve(tier, **changes) if tier.name == name else tier for tier in self.tiers)  # type: ignore[arg-type]
         return attrs.evolve(self, tiers=tuple(tiers))
+
+
+def _check_looks(scorer: Scorer, period_tokens: int) -> None:
+    stride, observed = scorer.prompt_stride, scorer.observe_tokens
+    if not _is_whole(stride) or stride < 1:
+        msg = f"scorer {scorer.name!r} has prompt_stride={stride!r}; give a whole number of at least 1"
+        raise PolicyError(msg)
+    if observed is not None and (not _is_whole(observed) or not 1 <= observed <= period_tokens):
+        msg = (
+            f"scorer {scorer.name!r} has observe_tokens={observed!r}, but looks at tokens of one routing period, "
+            f"period_tokens={period_tokens}; give a whole number from 1 to {period_tokens}, or None for all"
+        )
+        raise PolicyError(msg)
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _check_tiers(tiers: tuple[Tier, ...]) -> None:

@@ -145,7 +145,8 @@ _Masses = dict[tuple[object, ...], list[Mass]]
 def _sharing(policy: Policy, masses: _Masses, layers: int) -> Policy:
     """The policy, with the prompt's masses taken from an earlier one that asked for the same."""
     how = (policy.dtype, policy.sink_tokens, policy.window_tokens, policy.granularity)
-    asked = (policy.backend, policy.scorer.prompt_queries, *how)
+    scorer = policy.scorer
+    asked = (policy.backend, scorer.prompt_queries, scorer.prompt_stride, *how)
     return attrs.evolve(policy, backend=_SharedMasses(policy.backend, masses.setdefault(asked, []), layers))
 
 

@@ -12,6 +12,7 @@ from qevict.engine import mover
 from qevict.engine.checks import check_rankings, check_state
 from qevict.engine.clock import Arrival, Clock, refuse
 from qevict.engine.layer import Layer
+from qevict.engine.looks import Look, look_at
 from qevict.engine.mover import Move
 from qevict.engine.records import Grid
 from qevict.engine.wiring import Wiring
@@ -63,6 +64,7 @@ class Engine:
         clock: how far each row is.
         layers: opened at the first forward.
         arrival: the forward under way; left standing by an exception.
+        look: which queries of it the scorer is told of.
         pending: moves that wait for the end of the forward.
     """
 
@@ -70,6 +72,7 @@ class Engine:
     clock: Clock
     layers: list[Layer] = attrs.field(factory=list)
     arrival: Arrival | None = None
+    look: Look | None = None
     pending: list[Pending] = attrs.field(factory=list)
 
     @classmethod
@@ -119,7 +122,7 @@ class Engine:
         line = layer.append(keys, values, arrival)
         grid = layer.records.grid()
         output, mass = self._attend(layer, grid, incoming, arrival)
-        self._score(layer, grid, arrival, _observe(self.wiring, layer, grid, line, mass, keys, values))
+        self._score(layer, grid, arrival, self._observe(layer, grid, line, mass, keys, values))
         if arrival.event:
             self._route(index, layer, grid, arrival)
         if index == self.wiring.geometry.layers - 1:
@@ -131,6 +134,7 @@ class Engine:
             self.check_whole()
             rows = incoming.query.shape[0]
             self.arrival = self.clock.begin(incoming.valid, incoming.visible, incoming.position_ids, rows)
+            self.look = look_at(self.wiring.policy.scorer, self.clock, self.arrival)
         if len(self.layers) == index:
             self.layers.append(Layer.open(self.wiring, incoming.query.shape[0], incoming.keys.device))
         assert self.arrival is not None
@@ -138,39 +142,48 @@ class Engine:
 
     def _attend(self, layer: Layer, grid: Grid, incoming: Incoming, arrival: Arrival) -> tuple[Tensor, Tensor | None]:
         """The output, and the masses if the scorer needs them."""
-        policy = self.wiring.policy
+        policy, look = self.wiring.policy, self.look
         assert self.clock.offset is not None
-        wanted = Need.MASS in policy.scorer.needs
+        assert look is not None
+        wanted = Need.MASS in policy.scorer.needs and not look.nothing
         first, exact = arrival.start == 0, layer.sink_keys.dtype == incoming.keys.dtype
         view = layer.view(grid, arrival, self.clock.offset)
         if first or (layer.whole and exact and not arrival.padded):
             history = (incoming.keys, incoming.values) if first else layer.history(arrival.after[0])
             output = incoming.native(*history)
-            return output, self._mass(layer, view, incoming, arrival) if wanted else None
-        partly = wanted and self._first_scored(arrival) > 0
+            return output, self._mass(layer, view, incoming, look) if wanted else None
+        partly = wanted and not look.everything
         query = layer.query(incoming.query, arrival.positions, incoming.scaling)
         seen = policy.backend.attend(query, view, want_mass=wanted and not partly)
         rows = incoming.query.shape[0]
         output = seen.output.reshape(rows, -1, *seen.output.shape[3:]).transpose(1, 2).contiguous()
-        return output, self._mass(layer, view, incoming, arrival) if partly else seen.mass
+        return output, self._mass(layer, view, incoming, look) if partly else seen.mass
 
-    def _mass(self, layer: Layer, view: View, incoming: Incoming, arrival: Arrival) -> Tensor:
+    def _mass(self, layer: Layer, view: View, incoming: Incoming, look: Look) -> Tensor:
         """A second pass over the queries that count."""
-        since = self._first_scored(arrival)
-        query = layer.query(incoming.query[:, :, since:], arrival.positions[:, since:], incoming.scaling)
+        query = layer.query(incoming.query[:, :, look.slots], look.positions, incoming.scaling)
         return self.wiring.policy.backend.mass(query, view)
 
-    def _first_scored(self, arrival: Arrival) -> int:
-        """First query of this forward whose masses count; the scorer may want the prompt's last queries only."""
-        last = self.wiring.policy.scorer.prompt_queries
-        if last is None or self.clock.prompted:
-            return 0
-        prompt = max(self.clock.prompt_tokens or 0, arrival.start + arrival.tokens)
-        return min(max(0, prompt - last - arrival.start), arrival.tokens)
+    def _observe(
+        self, layer: Layer, grid: Grid, line: Tensor, mass: Tensor | None, keys: Tensor, values: Tensor
+    ) -> Observation:
+        """What the scorer asked to be shown; new tokens always lie in the dense segment, whose columns come first."""
+        assert self.look is not None
+        needs = self.wiring.policy.scorer.needs
+        return Observation(
+            columns=torch.where(line < 0, -1, line - layer.records.starts[:, :1]),
+            windows=grid.present.shape[1],
+            mass=mass,
+            stands_for=self.look.stands_for,
+            keys=keys if Need.KEYS in needs else None,
+            values=values if Need.VALUES in needs else None,
+        )
 
     def _score(self, layer: Layer, grid: Grid, arrival: Arrival, observation: Observation) -> None:
-        """Score and record."""
+        """Score and record; a scorer that looks at masses alone is not called where it wanted no look."""
         scorer, old = self.wiring.policy.scorer, layer.records.state
+        if observation.mass is None and scorer.needs == {Need.MASS}:
+            return
         if old or scorer.needs:
             state = scorer.update(layer.state(grid), observation)
             if arrival.event:  # the prompt is one; a look at every token would find nothing else
@@ -257,18 +270,4 @@ class Engine:
                 self._apply(item.index, item.move, mover.read(self.layers[item.index], own), arrival)
             self.pending.clear()
         self.clock.finish(arrival)
-        self.arrival = None
-
-
-def _observe(
-    wiring: Wiring, layer: Layer, grid: Grid, line: Tensor, mass: Tensor | None, keys: Tensor, values: Tensor
-) -> Observation:
-    """What the scorer asked to be shown; new tokens always lie in the dense segment, whose columns come first."""
-    needs = wiring.policy.scorer.needs
-    return Observation(
-        columns=torch.where(line < 0, -1, line - layer.records.starts[:, :1]),
-        windows=grid.present.shape[1],
-        mass=mass,
-        keys=keys if Need.KEYS in needs else None,
-        values=values if Need.VALUES in needs else None,
-    )
+        self.arrival = self.look = None
