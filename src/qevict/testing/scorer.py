@@ -63,7 +63,7 @@ class ScorerCase:
     def observations(self, scorer: Scorer) -> list[Observation]:
         """What the forwards show, the first of them a prompt; nothing but what a scorer needs.
 
-        With ``observe_tokens``, forwards without masses lie between the others, for a scorer that needs more than those.
+        With ``observe_tokens``, a scorer that needs more than masses sees forwards without masses between the others.
         """
         prompt, later = float(scorer.prompt_stride), 1.0 if scorer.observe_tokens is None else 2.0
         seen = [self._observation(self.seed + 7 * number, scorer.needs) for number in range(self.forwards)]
