@@ -55,7 +55,6 @@ ledger = "migration_stable"
 [scorer]
 name = "cumulative"
 prompt_queries = 32
-prompt_stride = 1
 
 [router]
 name = "greedy"
@@ -583,6 +582,7 @@ backend = "reference"
 [scorer]
 name = "cumulative"
 prompt_queries = 32
+prompt_stride = 1
 
 [router]
 name = "greedy"

@@ -71,7 +71,8 @@ class Query:
 
     Attributes:
         vectors: rotated queries.
-        positions: true position of each query; -1 for pads, which see nothing and give no mass.
+        positions: true position of each query; -1 for pads, which see nothing and give no mass. Where masses alone are
+            asked for, queries that the scorer leaves out are pads too; pads come before a lane's other queries.
         scaling: factor on the dot products.
     """
 
