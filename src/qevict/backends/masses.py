@@ -10,8 +10,9 @@ from qevict.shapes import Mass
 
 _MIB = 2**20
 _LEAST_QUERIES = 16
-_HIDDEN = torch.finfo(torch.float32).min
-"""A logit that is not seen: finite, so that a row of nothing else is no NaN; beside any real logit it weighs 0."""
+_HIDDEN = -1e30
+"""What hides a logit that it is added to, many times faster than filling in would be. Beside any other logit the sum
+weighs 0, and it is finite, so that a row of nothing else is no NaN."""
 
 
 @attrs.frozen(eq=False)
@@ -85,7 +86,8 @@ def masses(query: Query, columns: Columns, known: Known | None = None) -> tuple[
         scratch = total.new_empty(min(sizes.lanes, lanes) * heads * group * sizes.queries * width)
         for first in range(0, lanes, sizes.lanes):
             part = slice(first, first + sizes.lanes)
-            _add_lanes(_lanes_of(query, part), _columns_of(columns, part), known, scratch, sizes.queries, total[part])
+            own = _lanes_of(columns, part, clean=known.longest is None or known.shortest < known.longest)
+            _add_lanes(_asked_by(query, part), own, known, scratch, sizes.queries, total[part])
     sinks, windows = total[..., : columns.sinks], total[..., columns.sinks :]
     return sinks.sum(-1), windows.unflatten(-1, (-1, columns.window)).sum(-1)
 
@@ -101,19 +103,20 @@ class _Sizes:
     def fit(cls, heads: int, group: int, count: int, width: int, head_dim: int, *, on_cpu: bool) -> "_Sizes":
         """As many as the memory allows: what fits into caches on a CPU, what keeps an accelerator busy elsewhere."""
         most, budget, copies = (64, 24 * _MIB, 1) if on_cpu else (256, 96 * _MIB, 2)
-        row = heads * width * 4
-        queries = min(count, most, max(_LEAST_QUERIES, (budget // row - head_dim) // (group * copies)))
-        return cls(max(1, budget // (row * (group * queries * copies + head_dim))), queries)
+        row, keys = heads * width * 4, 2 * head_dim  # in fp32, and once more without what is not there
+        queries = min(count, most, max(_LEAST_QUERIES, (budget // row - keys) // (group * copies)))
+        return cls(max(1, budget // (row * (group * queries * copies + keys))), queries)
 
 
-def _lanes_of(query: Query, part: slice) -> Query:
+def _asked_by(query: Query, part: slice) -> Query:
     return Query(query.vectors[part], query.positions[part], query.scaling)
 
 
-def _columns_of(columns: Columns, part: slice) -> Columns:
-    return Columns(
-        columns.keys[part].float(), columns.positions[part], columns.present[part], columns.sinks, columns.window
-    )
+def _lanes_of(columns: Columns, part: slice, *, clean: bool) -> Columns:
+    """Some lanes, with keys in fp32; ``clean`` where keys are multiplied that are not there, and may be no numbers."""
+    keys, present = columns.keys[part].float(), columns.present[part]
+    keys = torch.where(present[:, None, :, None], keys, 0.0) if clean else keys
+    return Columns(keys, columns.positions[part], present, columns.sinks, columns.window)
 
 
 def _add_lanes(query: Query, columns: Columns, known: Known, scratch: Tensor, block: int, total: Tensor) -> None:
@@ -125,9 +128,11 @@ def _add_lanes(query: Query, columns: Columns, known: Known, scratch: Tensor, bl
         seen = _seen_by_some(known, columns, count - behind)
         if seen:
             sure = min(_seen_by_all(known, count - 1 - first), seen)
-            probability = _probabilities(query, columns, keys, scratch, slice(first, behind), slice(sure, seen))
-            real = query.positions[:, None, first:behind] >= 0
-            total[..., :seen] += _sum_over_queries(probability, real)
+            positions = query.positions[:, first:behind]
+            asked = _scaled(query.vectors[:, :, :, first:behind], positions >= 0, query.scaling)
+            logits = _logits(asked, keys[..., :seen], scratch)
+            logits[..., sure:] += _HIDDEN * _hidden(columns, positions, slice(sure, seen))[:, None, None]
+            total[..., :seen] += _sum_over_queries(_softmax(logits).flatten(1, 2), positions >= 0)
 
 
 def _seen_by_some(known: Known, columns: Columns, later: int) -> int:
@@ -143,26 +148,33 @@ def _seen_by_all(known: Known, later: int) -> int:
     return max(0, known.shortest - known.spacing * later)
 
 
-def _probabilities(
-    query: Query, columns: Columns, keys: Tensor, scratch: Tensor, block: slice, doubtful: slice
-) -> Tensor:
-    """Softmax of a block of queries over the columns up to the end of the doubtful ones, which alone are masked."""
-    asked = query.vectors[:, :, :, block].float() * query.scaling
-    lanes, heads, group, count = asked.shape[:4]
-    shape = (lanes * heads, group * count, doubtful.stop)
+def _scaled(vectors: Tensor, real: Tensor, scaling: float) -> Tensor:
+    """Queries in fp32; a pad's may be no number, and becomes 0."""
+    return torch.where(real[:, None, None, :, None], vectors.float() * scaling, 0.0)
+
+
+def _logits(asked: Tensor, keys: Tensor, scratch: Tensor) -> Tensor:
+    """``[lanes, heads, group, queries, columns]``; the query heads of a KV head are rows of one product."""
+    lanes, heads, group, count, head_dim = asked.shape
+    shape = (lanes * heads, group * count, keys.shape[2])
     logits = scratch[: shape[0] * shape[1] * shape[2]].view(shape)
-    torch.bmm(asked.reshape(*shape[:2], -1), keys[..., : doubtful.stop], out=logits)
-    hidden = columns.positions[:, None, doubtful] > query.positions[:, block, None]
-    hidden |= ~columns.present[:, None, doubtful]
-    by_query = logits.view(lanes, heads, group, count, -1)
-    by_query[..., doubtful].masked_fill_(hidden[:, None, None], _HIDDEN)
-    # On a CPU the softmax of a row is written where the row was; elsewhere nobody promises that it may be.
-    probability = torch.softmax(logits, -1, out=logits) if logits.is_cpu else torch.softmax(logits, -1)
-    return probability.view(lanes, heads * group, count, -1)
+    torch.bmm(asked.reshape(*shape[:2], head_dim), keys, out=logits)
+    return logits.view(lanes, heads, group, count, -1)
+
+
+def _hidden(columns: Columns, positions: Tensor, doubtful: slice) -> Tensor:
+    """``[lanes, queries, columns]`` in fp32: 1 where a query does not see one of the doubtful columns."""
+    hidden = columns.positions[:, None, doubtful] > positions[:, :, None]
+    return (hidden | ~columns.present[:, None, doubtful]).float()
+
+
+def _softmax(logits: Tensor) -> Tensor:
+    """On a CPU each row is written where it was; elsewhere nobody promises that it may be."""
+    return torch.softmax(logits, -1, out=logits) if logits.is_cpu else torch.softmax(logits, -1)
 
 
 def _sum_over_queries(probability: Tensor, real: Tensor) -> Tensor:
     """``[lanes, q_heads, columns]``; as a product, which reads the block once and leaves out pads for nothing."""
     lanes, q_heads, count, width = probability.shape
-    weights = real.to(probability.dtype).expand(lanes, q_heads, count).reshape(-1, 1, count)
+    weights = real[:, None].to(probability.dtype).expand(lanes, q_heads, count).reshape(-1, 1, count)
     return (weights @ probability.reshape(-1, count, width)).view(lanes, q_heads, width)
