@@ -86,7 +86,7 @@ def masses(query: Query, columns: Columns, known: Known | None = None) -> tuple[
         scratch = total.new_empty(min(sizes.lanes, lanes) * heads * group * sizes.queries * width)
         for first in range(0, lanes, sizes.lanes):
             part = slice(first, first + sizes.lanes)
-            own = _lanes_of(columns, part, clean=known.longest is None or known.shortest < known.longest)
+            own = _lanes_of(columns, part, clean=_seen_by_some(known, columns, 0) > known.shortest)
             _add_lanes(_asked_by(query, part), own, known, scratch, sizes.queries, total[part])
     sinks, windows = total[..., : columns.sinks], total[..., columns.sinks :]
     return sinks.sum(-1), windows.unflatten(-1, (-1, columns.window)).sum(-1)
