@@ -168,6 +168,16 @@ def test_the_options_of_a_preset() -> None:
     )
 
 
+def test_a_scorer_that_samples() -> None:
+    """Written and read back; what does not fit the period is told with its remedy."""
+    text = WHOLE.replace("prompt_queries = 32", "prompt_stride = 16\nobserve_tokens = 2")
+    policy = loads(text, registry=BUILT_INS)
+    assert policy.scorer == CumulativeAttention(prompt_stride=16, observe_tokens=2)
+    assert loads(dumps(policy, registry=BUILT_INS), registry=BUILT_INS) == policy
+    with pytest.raises(PolicyFileError, match=r"observe_tokens=5.*give a whole number from 1 to 4"):
+        loads(text.replace("observe_tokens = 2", "observe_tokens = 5"), registry=BUILT_INS)
+
+
 def test_a_file(tmp_path: Path) -> None:
     path = tmp_path / "policy.toml"
     path.write_text(WHOLE, "utf-8")
@@ -323,6 +333,8 @@ def test_options_of_the_policy(line: str, message: str) -> None:
         ('name = "cumulative", queries = 3', "$.scorer.queries: unknown key; did you mean 'prompt_queries'?"),
         ('name = "recency", depth = 3', "$.scorer.depth: unknown key; there are none to give"),
         ('name = "cumulative", prompt_queries = 0', "$.scorer.prompt_queries: prompt_queries is None (all) or at"),
+        ('name = "cumulative", prompt_stride = 0', "$.scorer.prompt_stride: prompt_stride is a whole number of at"),
+        ('name = "cumulative", observe_tokens = 0', "$.scorer.observe_tokens: observe_tokens is None (all) or at"),
     ],
 )
 def test_parts(options: str, message: str) -> None:
@@ -570,6 +582,7 @@ backend = "reference"
 [scorer]
 name = "cumulative"
 prompt_queries = 32
+prompt_stride = 1
 
 [router]
 name = "greedy"

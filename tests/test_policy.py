@@ -341,6 +341,32 @@ def test_unknown_options_are_refused_with_the_allowed_ones(field: str, value: An
         compose(**{field: value})
 
 
+@pytest.mark.parametrize("observed", [9, 0, -1, 2.0, True])
+def test_a_look_beyond_the_period_is_refused_with_the_remedy(observed: Any) -> None:
+    """Of whatever scorer: not all of them look at what they are given."""
+
+    @attrs.frozen
+    class Looks(CumulativeAttention):
+        observe_tokens: Any = None
+
+    assert compose(scorer=Looks(observe_tokens=8), period_tokens=8).scorer.observe_tokens == 8
+    found = (
+        rf"scorer 'cumulative' has observe_tokens={observed}, .*period_tokens=8; give a whole number from 1 to 8, or"
+    )
+    with pytest.raises(PolicyError, match=found):
+        compose(scorer=Looks(observe_tokens=observed), period_tokens=8)
+
+
+@pytest.mark.parametrize("stride", [0, 1.5, None])
+def test_an_impossible_stride_is_refused_with_the_remedy(stride: Any) -> None:
+    @attrs.frozen
+    class Strides(CumulativeAttention):
+        prompt_stride: Any = 1
+
+    with pytest.raises(PolicyError, match=rf"prompt_stride={stride}; give a whole number of at least 1"):
+        compose(scorer=Strides(prompt_stride=stride))
+
+
 def test_a_backend_that_lacks_what_the_scorer_needs_is_refused_with_the_remedy() -> None:
     with pytest.raises(
         PolicyError, match="scorer 'cumulative' needs mass, which backend 'blind' does not provide"

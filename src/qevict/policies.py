@@ -6,7 +6,6 @@ from typing import Any, Final
 
 import torch
 
-from qevict.backends.flash import FlashAttention
 from qevict.contracts.budget import Accounting, Budget
 from qevict.contracts.scorer import Scorer
 from qevict.errors import PolicyError
@@ -26,7 +25,6 @@ def _compose(scorer: Scorer, *recoverable: Tier, shares: tuple[float, ...] = (1.
         router=GreedyTiers(shares),
         tiers=(Tier("full", store=DeviceMemory()), *recoverable),
         ledger=MigrationStable(),
-        backend=FlashAttention(),
         **options,
     )
 

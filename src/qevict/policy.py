@@ -133,7 +133,8 @@ class Policy:
         router: in which tier each window lives.
         tiers: hot to cold; what fits in none is evicted.
         ledger: what stays known of a window while it moves.
-        backend: how attention reads the mixture.
+        backend: how attention reads the mixture; None to have one chosen for the device, which reports name with the
+            reason.
         budget: bytes per row: ``Fraction(0.2)``, ``Bytes(...)``, ``Tokens(...)``, their text (``"20 %"``), or None for
             no limit. A fraction is of what a full cache in the stored dtype would hold for the row now.
         window_tokens: tokens that are routed together.
@@ -156,7 +157,7 @@ class Policy:
     router: TierRouter = attrs.field(validator=_part(TierRouter))
     tiers: tuple[Tier, ...] = attrs.field(converter=_tiers)
     ledger: Ledger = attrs.field(validator=_part(Ledger))
-    backend: AttentionBackend = attrs.field(validator=_part(AttentionBackend))
+    backend: AttentionBackend | None = attrs.field(default=None, validator=_part(AttentionBackend, optional=True))
     budget: Budget | None = attrs.field(default=None, converter=to_budget)
     window_tokens: int = attrs.field(default=8, validator=_whole_number(1))
     period_tokens: int = attrs.field(default=8, validator=_whole_number(1))
@@ -170,14 +171,15 @@ class Policy:
 
     def __attrs_post_init__(self) -> None:
         _check_tiers(self.tiers)
+        _check_looks(self.scorer, self.period_tokens)
         self.router.check(len(self.tiers))
         for tier in self.tiers:
             if tier.codec is not None:
                 # One head_dim shows whether windows of that length can be encoded; the model's is checked at attach.
                 for quantizer in tier.codec:
                     quantizer.layout(self.window_tokens, 64)
-        missing = self.scorer.needs - self.backend.provides
-        if missing:
+        missing = self.scorer.needs - (self.scorer.needs if self.backend is None else self.backend.provides)
+        if missing and self.backend is not None:
             wanted = ", ".join(sorted(need.value for need in missing))
             msg = (
                 f"scorer {self.scorer.name!r} needs {wanted}, which backend {self.backend.name!r} does not provide; "
@@ -214,6 +216,23 @@ class Policy:
             raise PolicyError(msg)
         tiers = (attrs.evolve(tier, **changes) if tier.name == name else tier for tier in self.tiers)  # type: ignore[arg-type]
         return attrs.evolve(self, tiers=tuple(tiers))
+
+
+def _check_looks(scorer: Scorer, period_tokens: int) -> None:
+    stride, observed = scorer.prompt_stride, scorer.observe_tokens
+    if not _is_whole(stride) or stride < 1:
+        msg = f"scorer {scorer.name!r} has prompt_stride={stride!r}; give a whole number of at least 1"
+        raise PolicyError(msg)
+    if observed is not None and (not _is_whole(observed) or not 1 <= observed <= period_tokens):
+        msg = (
+            f"scorer {scorer.name!r} has observe_tokens={observed!r}, but looks at tokens of one routing period, "
+            f"period_tokens={period_tokens}; give a whole number from 1 to {period_tokens}, or None for all"
+        )
+        raise PolicyError(msg)
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _check_tiers(tiers: tuple[Tier, ...]) -> None:

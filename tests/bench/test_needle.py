@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 import torch
 from tests.chat import save_chat_model
@@ -18,6 +19,7 @@ from qevict.bench.needle import FULL, Contestant, Score, contestants, guest, mea
 from qevict.bench.needles import load_needles
 from qevict.errors import PolicyError
 from qevict.policy import Policy
+from qevict.scorers.cumulative import CumulativeAttention
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 BAND_PROMPTS = 8
@@ -34,6 +36,7 @@ def test_sharing_masses_changes_no_score(chat: Any, monkeypatch: pytest.MonkeyPa
     plans = {
         "evict": policies.evict_only("20 %"),
         "last queries": policies.evict_only("20 %", prompt_queries=16),
+        "every 4th query": attrs.evolve(policies.evict_only("20 %"), scorer=CumulativeAttention(prompt_stride=4)),
         "qevict": policies.qevict("20 %"),
         "wide": policies.qevict("20 %", window_tokens=32),
         "bare": policies.evict_only("20 %", sink_tokens=0),

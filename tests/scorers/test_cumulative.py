@@ -17,9 +17,10 @@ from qevict.scorers.cumulative import CumulativeAttention
 CPU = torch.device("cpu")
 
 
-def observed(mass: Tensor) -> Observation:
+def observed(mass: Tensor, stands_for: float = 1.0) -> Observation:
     lanes, _, windows = mass.shape
-    return Observation(columns=torch.zeros(lanes, 1, dtype=torch.int64), windows=windows, mass=mass)
+    columns = torch.zeros(lanes, 1, dtype=torch.int64)
+    return Observation(columns=columns, windows=windows, mass=mass, stands_for=stands_for)
 
 
 def windows_of(lanes: int, windows: int) -> Windows:
@@ -106,6 +107,35 @@ def test_it_asks_for_masses_of_all_prompt_queries_unless_told() -> None:
 def test_an_impossible_number_of_prompt_queries_is_refused(queries: Any) -> None:
     with pytest.raises(PolicyError, match=r"prompt_queries is None \(all\) or at least 1, got"):
         CumulativeAttention(prompt_queries=queries)
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("stride", [0, -1, 1.5, True, None, "4"])
+def test_an_impossible_stride_is_refused(stride: Any) -> None:
+    with pytest.raises(PolicyError, match=r"prompt_stride is a whole number of at least 1 \(1: every query\), got"):
+        CumulativeAttention(prompt_stride=stride)
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("tokens", [0, -1, 1.5, True, "4"])
+def test_an_impossible_number_of_observed_tokens_is_refused(tokens: Any) -> None:
+    with pytest.raises(PolicyError, match=r"observe_tokens is None \(all\) or at least 1, got"):
+        CumulativeAttention(observe_tokens=tokens)
+
+
+def test_a_query_counts_as_often_as_it_stands_for_others() -> None:
+    """A prompt by every 4th query, then two steps that are looked at for eight."""
+    scorer = CumulativeAttention(prompt_stride=4, observe_tokens=2)
+    state = scorer.start(1, 2, CPU)
+    state = scorer.update(state, observed(torch.tensor([[[3.0, 1.0], [1.0, 2.0]]]), 4))
+    state = scorer.update(state, observed(torch.tensor([[[0.5, 0.25], [0.5, 0.75]]]), 8 / 2))
+    assert rank(scorer, state).tolist() == [[4 * 2.0 + 4 * 0.5, 4 * 1.5 + 4 * 0.5]]
+
+
+def test_a_query_that_stands_for_itself_counts_to_the_last_bit_as_before() -> None:
+    scorer, mass = CumulativeAttention(), masses(2, 3, 50)
+    state = {"mass": masses(2, 50, seed=1)}
+    assert torch.equal(scorer.update(state, observed(mass))["mass"], state["mass"] + mass.mean(dim=1))
 
 
 def test_the_h2o_example() -> None:

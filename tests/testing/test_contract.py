@@ -135,7 +135,7 @@ class TestDoubles(ScorerContract):
     )
     laws = len([name for name in dir(ScorerContract) if name.startswith("test_")])
     assert f"1 failed, {laws - 1} passed" in said
-    assert "Doubles(prompt_queries=None) breaks a law of its contract" in said
+    assert "Doubles(prompt_queries=None, prompt_stride=1, observe_tokens=None) breaks a law of its contract" in said
     assert "law: fp32, whatever dtype the model computes in." in said
     assert "found: ranking 'importance' is torch.float64" in said
     assert "smallest case: ScorerCase(lanes=1, heads=1, windows=1" in said

@@ -38,6 +38,7 @@ KITS: Mapping[Kind, type[Contract[Any, Any]]] = {
 PARTS: tuple[Part, ...] = (
     CumulativeAttention(),
     CumulativeAttention(prompt_queries=16),
+    CumulativeAttention(prompt_stride=4, observe_tokens=2),
     Recency(),
     KeyNorm(),
     *(kind(bits) for kind in (PerChannel, PerToken) for bits in (2, 3, 4, 8)),

@@ -20,6 +20,18 @@ class Unchecked(CumulativeAttention):
 
 
 @attrs.frozen
+class AtEveryNone(CumulativeAttention):
+    prompt_stride: int = 0
+
+
+@attrs.frozen
+class AlwaysWantsMasses(CumulativeAttention):
+    """Needs values too, and so is shown the forwards that it left out."""
+
+    needs = frozenset({Need.MASS, Need.VALUES})
+
+
+@attrs.frozen
 class ReadsKeys(CumulativeAttention):
     def update(self, state: State, observation: Observation) -> State:
         assert observation.keys is not None
@@ -150,6 +162,12 @@ class MakesLists(CumulativeAttention):
 
 BREAKS = (
     Break("test_it_declares_what_it_wants_to_see", Unchecked(), "needs is frozenset({'mass'})"),
+    Break("test_it_declares_what_it_wants_to_see", AtEveryNone(), "prompt_stride is 0"),
+    Break(
+        "test_it_reads_only_what_it_declares",
+        AlwaysWantsMasses(observe_tokens=2),
+        "(no masses where observe_tokens leaves them out), update raised AssertionError",
+    ),
     Break("test_it_reads_only_what_it_declares", ReadsKeys(), "shown Need.MASS, update raised AssertionError"),
     Break("test_it_changes_nothing_that_it_is_given", AddsInPlace(), "update changed the state"),
     Break("test_it_changes_nothing_that_it_is_given", ScalesTheObservation(), "update changed the observation"),

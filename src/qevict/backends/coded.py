@@ -5,14 +5,15 @@ import torch
 from torch import Tensor
 
 from qevict.contracts.backend import EncodedSegment
+from qevict.contracts.quantizer import Quantizer
 from qevict.contracts.rotary import Rotary
 
 
-def readable(segment: EncodedSegment, window_tokens: int) -> bool:
+def readable(keys: Quantizer, values: Quantizer, window_tokens: int) -> bool:
     """Keys with a grid per channel, values with a grid per token, and codes that fill machine words."""
-    keys, values = segment.keys.paired, segment.values.paired
-    grids = keys is not None and values is not None and (keys.per, values.per) == ("channel", "token")
-    return grids and all(own.reads_words(window_tokens) for own in (keys, values) if own is not None)
+    if keys.paired is None or values.paired is None or (keys.paired.per, values.paired.per) != ("channel", "token"):
+        return False
+    return keys.paired.reads_words(window_tokens) and values.paired.reads_words(window_tokens)
 
 
 @attrs.frozen(eq=False)

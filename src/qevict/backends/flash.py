@@ -5,8 +5,11 @@ from typing import ClassVar
 import attrs
 
 from qevict.backends import one_token, pieces
-from qevict.backends.reference import ReferenceAttention
-from qevict.contracts.backend import Attended, AttentionBackend, Query, View
+from qevict.backends.coded import readable
+from qevict.backends.fused import fused_operator
+from qevict.backends.masses import Columns, masses
+from qevict.backends.reference import gather_keys, token_extents
+from qevict.contracts.backend import Attended, AttentionBackend, Query, Setting, View
 from qevict.contracts.values import Need
 from qevict.shapes import Mass
 
@@ -26,21 +29,35 @@ class FlashAttention(AttentionBackend):
     name: ClassVar[str] = "flash"
     provides: ClassVar[frozenset[Need]] = frozenset({Need.MASS, Need.KEYS, Need.VALUES})
 
+    def reason(self, setting: Setting) -> str:
+        """Which operator attends, and how codes are read."""
+        operator = fused_operator(setting.device)
+        fused = f"aten::{operator}" if operator else "plain torch, as this build has no fused operator for it"
+        reads = [readable(keys, values, setting.window_tokens) for keys, values in setting.codecs]
+        codes = "" if not reads else ", codes read in place" if all(reads) else ", codes decoded at every step"
+        return f"on {setting.device.type} through {fused}{codes}"
+
     def attend(self, query: Query, view: View, *, want_mass: bool) -> Attended:
         """Attend in place."""
         if query.vectors.shape[3] > 1:
             attended = pieces.many_tokens(query, view)
-            return self._with_masses(attended, query, view) if want_mass else attended
+            if not want_mass:
+                return attended
+            protected, mass = masses(query, _columns(view))
+            return attrs.evolve(attended, mass=mass.masked_fill(view.absent[:, None], 0), protected_mass=protected)
         if not query.padded and one_token.is_even(view):
             return one_token.attend(query, view, want_mass=want_mass)
         return pieces.one_token(query, view, want_mass=want_mass)
 
     def mass(self, query: Query, view: View) -> Mass:
         """A second pass over the keys."""
-        return ReferenceAttention().mass(query, view)
+        return masses(query, _columns(view))[1].masked_fill(view.absent[:, None], 0)
 
-    def _with_masses(self, attended: Attended, query: Query, view: View) -> Attended:
-        """What windows do not get, the sinks get; pads give nothing to either."""
-        mass = self.mass(query, view)
-        asked = (query.positions >= 0).sum(1, keepdim=True)
-        return attrs.evolve(attended, mass=mass, protected_mass=(asked - mass.sum(-1)).clamp(min=0))
+
+def _columns(view: View) -> Columns:
+    """The keys of a view side by side, for many queries at once; a copy."""
+    positions, present = token_extents(view)
+    ascending = 0 if view.encoded else view.slots.shape[1]
+    return Columns(
+        gather_keys(view), positions, present, view.sink_keys.shape[2], view.keys.shape[2], ascending_windows=ascending
+    )

@@ -7,8 +7,8 @@ import attrs
 import torch
 from torch import Tensor
 
-from qevict.contracts.backend import Attended, AttentionBackend, EncodedSegment, Query, View
-from qevict.contracts.values import Need
+from qevict.contracts.backend import Attended, AttentionBackend, Query, View
+from qevict.contracts.values import Codes, Need
 from qevict.shapes import Mass
 
 _QUERY_BLOCK = 128
@@ -71,41 +71,48 @@ class Gathered:
 
 def gather(view: View) -> Gathered:
     """Decode and gather a view; a transient copy."""
-    segments = [(view.sink_keys, view.sink_values), _dense(view)]
-    segments += _encoded_segments(view)
-    keys = torch.cat([keys.float() for keys, _ in segments], dim=2)
-    values = torch.cat([values.float() for _, values in segments], dim=2)
-    positions, present = _token_extents(view)
-    return Gathered(keys, values, positions, present, view.sink_keys.shape[2], view.keys.shape[2])
+    values = [view.sink_values, _in_columns(view.values, view.slots)]
+    values += [
+        _by_lane(segment.values.decode(_codes(segment.value_codes, segment.slots), view.keys.shape[3]), segment.slots)
+        for segment in view.encoded
+    ]
+    positions, present = token_extents(view)
+    sinks, window = view.sink_keys.shape[2], view.keys.shape[2]
+    whole = torch.cat([own.float() for own in values], dim=2)
+    return Gathered(gather_keys(view), whole, positions, present, sinks, window)
 
 
-def _dense(view: View) -> tuple[Tensor, Tensor]:
-    keys, values = view.keys[:, view.slots], view.values[:, view.slots]
-    return keys.transpose(0, 1).flatten(2, 3), values.transpose(0, 1).flatten(2, 3)
-
-
-def _encoded_segments(view: View) -> list[tuple[Tensor, Tensor]]:
-    segments, column = [], view.slots.shape[1]
+def gather_keys(view: View) -> Tensor:
+    """All keys ``[lanes, heads, tokens, head_dim]`` in fp32, rotated: sinks first, then column after column."""
+    keys, column = [view.sink_keys, _in_columns(view.keys, view.slots)], view.slots.shape[1]
     for segment in view.encoded:
-        positions = view.positions[:, column : column + segment.slots.shape[1]]
-        segments.append(_decode(segment, view, positions))
+        assert view.rotary is not None
+        decoded = segment.keys.decode(_codes(segment.key_codes, segment.slots), view.keys.shape[3])
+        first = view.positions[:, column : column + segment.slots.shape[1]] + view.rotary_offset[:, None]
+        steps = torch.arange(decoded.shape[2], device=first.device)
+        positions = (first[..., None] + steps).flatten(1)
+        keys.append(view.rotary.rotate(_by_lane(decoded, segment.slots), positions[:, None]))
         column += segment.slots.shape[1]
-    return segments
+    return torch.cat([own.float() for own in keys], dim=2)
 
 
-def _decode(segment: EncodedSegment, view: View, positions: Tensor) -> tuple[Tensor, Tensor]:
-    assert view.rotary is not None
-    slots, head_dim = segment.slots.flatten(), view.keys.shape[3]
-    keys = segment.keys.decode({name: array[:, slots] for name, array in segment.key_codes.items()}, head_dim)
-    values = segment.values.decode({name: array[:, slots] for name, array in segment.value_codes.items()}, head_dim)
-    lanes = segment.slots.shape
-    keys, values = keys.unflatten(1, lanes).transpose(0, 1), values.unflatten(1, lanes).transpose(0, 1)
-    steps = torch.arange(keys.shape[3], device=positions.device)
-    rotary_positions = (positions + view.rotary_offset[:, None])[:, None, :, None] + steps
-    return view.rotary.rotate(keys, rotary_positions).flatten(2, 3), values.flatten(2, 3)
+def _in_columns(pool: Tensor, slots: Tensor) -> Tensor:
+    """Blocks of a pool as ``[lanes, heads, tokens, head_dim]``."""
+    return pool[:, slots].transpose(0, 1).flatten(2, 3)
 
 
-def _token_extents(view: View) -> tuple[Tensor, Tensor]:
+def _codes(pool: Codes, slots: Tensor) -> Codes:
+    """Codes of every column of every lane."""
+    return {name: array[:, slots.flatten()] for name, array in pool.items()}
+
+
+def _by_lane(blocks: Tensor, slots: Tensor) -> Tensor:
+    """Blocks of every column of every lane as ``[lanes, heads, tokens, head_dim]``."""
+    return blocks.unflatten(1, slots.shape).transpose(0, 1).flatten(2, 3)
+
+
+def token_extents(view: View) -> tuple[Tensor, Tensor]:
+    """True positions of all columns' tokens, ``[lanes, tokens]``, and which of them are there."""
     lanes, device = view.windows.shape[0], view.windows.device
     window, sinks = view.keys.shape[2], view.sink_keys.shape[2]
     inside = (view.positions[..., None] + torch.arange(window, device=device)).flatten(1)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 import qevict
 from qevict import policies
+from qevict.backends.flash import FlashAttention
 from qevict.bench.examination import reply_nats
 from qevict.bench.needles import Needle, document
 from qevict.bench.prompts import reply_ids, split_prompt
@@ -145,8 +146,11 @@ _Masses = dict[tuple[object, ...], list[Mass]]
 def _sharing(policy: Policy, masses: _Masses, layers: int) -> Policy:
     """The policy, with the prompt's masses taken from an earlier one that asked for the same."""
     how = (policy.dtype, policy.sink_tokens, policy.window_tokens, policy.granularity)
-    asked = (policy.backend, policy.scorer.prompt_queries, *how)
-    return attrs.evolve(policy, backend=_SharedMasses(policy.backend, masses.setdefault(asked, []), layers))
+    scorer = policy.scorer
+    asked = (policy.backend, scorer.prompt_queries, scorer.prompt_stride, *how)
+    return attrs.evolve(
+        policy, backend=_SharedMasses(policy.backend or FlashAttention(), masses.setdefault(asked, []), layers)
+    )
 
 
 @attrs.define(eq=False)

@@ -102,15 +102,13 @@ def _parts(wiring: "Wiring") -> "Table":
     from rich.markup import escape
     from rich.table import Table
 
-    from qevict.engine.report import BACKEND_REASON
-
     policy, dtype = wiring.policy, str(wiring.geometry.dtype).removeprefix("torch.")
     lanes = "all KV heads of a row together" if policy.granularity == "row" else "each KV head apart"
     rows = {
         "scorer": repr(policy.scorer),
         "router": repr(policy.router),
         "ledger": repr(policy.ledger),
-        "backend": f"{policy.backend!r}, because {BACKEND_REASON}",
+        "backend": f"{wiring.backend!r}: {wiring.choice.reason}",
         "budget": "no limit" if policy.budget is None else f"{policy.budget} per row, {policy.accounting} accounting",
         "windows": f"{policy.window_tokens} tokens, routed every {policy.period_tokens}, {lanes}",
         "protected": f"the first {policy.sink_tokens} tokens and the last {policy.protected_tokens}",

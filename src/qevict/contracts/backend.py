@@ -87,21 +87,44 @@ class View:
         return none if self.present is None else ~self.present
 
 
+@attrs.frozen
+class Known:
+    """What the host knows of some queries, so that neither it nor the device need look. The defaults claim nothing.
+
+    Query ``i`` of ``n`` that is no pad has, in every lane, a position
+
+    * of at most ``longest - 1 - spacing * (n - 1 - i)``,
+    * and of at least ``shortest - 1 - spacing * (n - 1 - i)``.
+
+    Attributes:
+        longest: for the upper bound: no lane is longer; None for no bound.
+        shortest: for the lower bound: every lane is as long, and keeps all its tokens, in order, up to there.
+        spacing: tokens from one query to the next.
+    """
+
+    longest: int | None = None
+    shortest: int = 0
+    spacing: int = 1
+
+
 @attrs.frozen(eq=False)
 class Query:
     """The queries of one forward.
 
     Attributes:
         vectors: rotated queries.
-        positions: true position of each query; -1 for pads, which see nothing and give no mass.
+        positions: true position of each query; -1 for pads, which see nothing and give no mass. Where masses alone are
+            asked for, queries that the scorer leaves out are pads too; pads come before a lane's other queries.
         scaling: factor on the dot products.
         padded: some query is a pad, for all that the host knows.
+        known: bounds of the positions.
     """
 
     vectors: Queries
     positions: LaneTokens
     scaling: float
     padded: bool = True
+    known: Known = Known()
 
 
 @attrs.frozen(eq=False)
@@ -119,6 +142,23 @@ class Attended:
     lse: Float32[Tensor, "lanes heads group tokens"]
     mass: Mass | None = None
     protected_mass: Float32[Tensor, "lanes q_heads"] | None = None
+
+
+@attrs.frozen
+class Setting:
+    """What a backend is to serve.
+
+    Attributes:
+        device: where attention runs.
+        dtype: dtype in which full precision is stored.
+        window_tokens: tokens of a window.
+        codecs: quantizers of keys and values of the encoded tiers.
+    """
+
+    device: torch.device
+    dtype: torch.dtype
+    window_tokens: int
+    codecs: tuple[tuple[Quantizer, Quantizer], ...]
 
 
 class AttentionBackend(ABC):
@@ -139,6 +179,10 @@ class AttentionBackend(ABC):
 
     name: ClassVar[str]
     provides: ClassVar[frozenset[Need]]
+
+    def reason(self, setting: Setting) -> str | None:
+        """Why this backend is a good choice where a policy names none, in words for a report; None if it is not."""
+        return None
 
     @abstractmethod
     def attend(self, query: Query, view: View, *, want_mass: bool) -> Attended:

@@ -26,16 +26,23 @@ class Scorer(ABC):
         * Lanes are strangers: a lane's scores depend on that lane alone.
         * Results depend on a window's position and history, never on its column or storage slot.
         * No host synchronisation (no ``.item()``, ``nonzero`` or boolean indexing).
+        * Which queries are looked at is decided row by row, as it would be for that row alone.
 
     Attributes:
         name: the name in files and on the command line.
         needs: what :meth:`update` reads from an observation; nothing else is computed.
         prompt_queries: how many of the prompt's last queries the prompt's masses are summed over; None for all.
+        prompt_stride: of these, every n-th is looked at, counted backwards from the last, which always is.
+        observe_tokens: after the prompt, masses are of the last n tokens before each routing event only; None for all.
+            Of a forward with none of these tokens there are no masses: :meth:`update` is not called if the scorer needs
+            masses alone, and otherwise gets ``mass=None``.
     """
 
     name: ClassVar[str]
     needs: ClassVar[frozenset[Need]] = frozenset()
     prompt_queries: int | None = None
+    prompt_stride: int = 1
+    observe_tokens: int | None = None
 
     @abstractmethod
     def start(self, lanes: int, windows: int, device: torch.device) -> State:

@@ -76,8 +76,12 @@ class Observation:
     """What one forward showed of one layer.
 
     Attributes:
-        mass: attention mass by window, summed over the queries of this forward (at the prompt: over those that the
-            scorer asked for); None unless ``Need.MASS`` is declared.
+        mass: attention mass by window, summed over those queries of this forward that the scorer asked for; 0 in a lane
+            in which it asked for none; None unless ``Need.MASS`` is declared, and where ``observe_tokens`` leaves the
+            forward out in all lanes.
+        stands_for: how many queries each of these stands for: ``prompt_stride`` in the prompt,
+            ``period_tokens / observe_tokens`` behind it, 1 where all are asked for. A scorer that adds masses up
+            multiplies by it, so that sums of few and of many queries compare.
         keys: the forward's new keys as the model rotated them; None unless ``Need.KEYS`` is declared.
         values: the forward's new values; None unless ``Need.VALUES`` is declared.
         columns: column of the window that each new token fell into; -1 for sinks and pads.
@@ -87,6 +91,7 @@ class Observation:
     columns: LaneTokens
     windows: int
     mass: Mass | None = None
+    stands_for: float = attrs.field(default=1.0, kw_only=True)
     keys: TokenVectors | None = None
     values: TokenVectors | None = None
 

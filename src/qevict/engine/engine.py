@@ -14,6 +14,7 @@ from qevict.engine.clock import Arrival, Clock, refuse
 from qevict.engine.event import Event
 from qevict.engine.landing import Landing, land
 from qevict.engine.layer import Layer
+from qevict.engine.looks import Look, look_at
 from qevict.engine.records import Grid
 from qevict.engine.stack import Stack
 from qevict.engine.tally import Tally
@@ -49,6 +50,21 @@ class Incoming:
     position_ids: Tensor
 
 
+@attrs.frozen(eq=False)
+class Forward:
+    """What all layers share of one forward.
+
+    Attributes:
+        arrival: its tokens, in time.
+        landing: where they fall.
+        look: which of its queries the scorer is told of.
+    """
+
+    arrival: Arrival
+    landing: Landing
+    look: Look
+
+
 @attrs.define(eq=False)
 class Engine:
     """All state of one cache.
@@ -57,16 +73,14 @@ class Engine:
         wiring: sizes and prices.
         clock: how far each row is.
         layers: opened at the first forward.
-        arrival: the forward under way; left standing by an exception.
-        landing: where the tokens of that forward fall.
+        forward: the forward under way; left standing by an exception.
         waiting: layers that are to be routed when the forward ends.
     """
 
     wiring: Wiring
     clock: Clock
     layers: list[Layer] = attrs.field(factory=list)
-    arrival: Arrival | None = None
-    landing: Landing | None = None
+    forward: Forward | None = None
     waiting: list[int] = attrs.field(factory=list)
 
     @classmethod
@@ -91,7 +105,7 @@ class Engine:
         Raises:
             InterruptedCacheError: a forward over it broke off half way.
         """
-        if self.arrival is not None:
+        if self.forward is not None:
             msg = "a forward over this cache broke off half way, so its layers disagree; start again with a new cache"
             raise InterruptedCacheError(msg)
 
@@ -110,97 +124,91 @@ class Engine:
         Returns:
             ``[rows, tokens, q_heads, head_dim]``.
         """
-        arrival, landing = self._arrive(index, incoming)
-        layer = self.layers[index]
+        forward = self._arrive(index, incoming)
+        layer, arrival = self.layers[index], forward.arrival
         keys, values = layer.by_lane(incoming.keys), layer.by_lane(incoming.values)
         if arrival.tokens > 1 or arrival.in_prompt:  # a routing event leaves room for the single tokens until the next
             stack = Stack.of([layer])
             stack.open_windows(layer.lane_counts([self.wiring.windows_until(tokens) for tokens in arrival.after]))
-            stack.hide(landing.before)
-        line = layer.append(keys, values, landing)
+            stack.hide(forward.landing.before)
+        line = layer.append(keys, values, forward.landing)
         grid = layer.records.grid()
-        output, mass = self._attend(layer, grid, incoming, arrival, landing)
-        self._score(layer, grid, arrival, _observe(layer, grid, landing, line, mass, keys, values))
+        output, mass = self._attend(layer, grid, incoming, forward)
+        self._score(layer, grid, arrival, _observe(layer, grid, forward, line, mass, keys, values))
         if arrival.event:
-            self._route(index, arrival, landing)
+            self._route(index, forward)
         if index == self.wiring.geometry.layers - 1:
-            self._finish(arrival, landing)
+            self._finish(forward)
         return output
 
-    def _arrive(self, index: int, incoming: Incoming) -> tuple[Arrival, Landing]:
+    def _arrive(self, index: int, incoming: Incoming) -> Forward:
         if index == 0:
             self.check_whole()
             rows = incoming.query.shape[0]
-            self.arrival = self.clock.begin(incoming.valid, incoming.visible, incoming.position_ids, rows)
+            arrival = self.clock.begin(incoming.valid, incoming.visible, incoming.position_ids, rows)
             assert self.clock.offset is not None
-            self.landing = land(self.wiring, self.arrival, self.clock.offset)
+            landing = land(self.wiring, arrival, self.clock.offset)
+            self.forward = Forward(arrival, landing, look_at(self.wiring, self.clock, arrival))
         if len(self.layers) == index:
             self.layers.append(Layer.open(self.wiring, incoming.query.shape[0], incoming.keys.device))
-        assert self.arrival is not None
-        assert self.landing is not None
-        return self.arrival, self.landing
+        assert self.forward is not None
+        return self.forward
 
-    def _attend(
-        self, layer: Layer, grid: Grid, incoming: Incoming, arrival: Arrival, landing: Landing
-    ) -> tuple[Tensor, Tensor | None]:
+    def _attend(self, layer: Layer, grid: Grid, incoming: Incoming, forward: Forward) -> tuple[Tensor, Tensor | None]:
         """The output, and the masses if the scorer needs them.
 
         The model's own attention reads the prompt, and later whatever still lies whole and in order: bit for bit what
         it would give without a policy.
         """
-        policy = self.wiring.policy
-        wanted = Need.MASS in policy.scorer.needs
+        arrival, landing, look = forward.arrival, forward.landing, forward.look
+        wanted = Need.MASS in self.wiring.policy.scorer.needs and not look.nothing
         first, exact = arrival.start == 0, layer.sink_keys.dtype == incoming.keys.dtype
         view = layer.view(grid, landing)
         if first or (layer.whole and exact and not arrival.padded and (arrival.in_prompt or layer.in_order)):
             history = (incoming.keys, incoming.values) if first else layer.history(arrival.after[0])
             output = incoming.native(*history)
-            return output, self._mass(layer, view, incoming, arrival, landing) if wanted else None
-        partly = wanted and self._first_scored(arrival) > 0
+            return output, self._mass(layer, view, incoming, forward) if wanted else None
         query = layer.query(incoming.query, landing.positions, incoming.scaling, padded=landing.padded)
-        seen = policy.backend.attend(query, view, want_mass=wanted and not partly)
+        told = wanted and look.everything
+        seen = self.wiring.backend.attend(query, view, want_mass=told)
         rows = incoming.query.shape[0]
         output = seen.output.reshape(rows, -1, *seen.output.shape[3:]).transpose(1, 2).contiguous()
-        return output, self._mass(layer, view, incoming, arrival, landing) if partly else seen.mass
+        return output, self._mass(layer, view, incoming, forward) if wanted and not told else seen.mass
 
-    def _mass(self, layer: Layer, view: View, incoming: Incoming, arrival: Arrival, landing: Landing) -> Tensor:
+    def _mass(self, layer: Layer, view: View, incoming: Incoming, forward: Forward) -> Tensor:
         """A second pass over the queries that count."""
-        since = self._first_scored(arrival)
-        positions = landing.positions[:, since:]
-        query = layer.query(incoming.query[:, :, since:], positions, incoming.scaling, padded=landing.padded)
-        return self.wiring.policy.backend.mass(query, view)
-
-    def _first_scored(self, arrival: Arrival) -> int:
-        """First query of this forward whose masses count; the scorer may want the prompt's last queries only."""
-        last = self.wiring.policy.scorer.prompt_queries
-        if last is None or self.clock.prompted:
-            return 0
-        prompt = max(self.clock.prompt_tokens or 0, arrival.start + arrival.tokens)
-        return min(max(0, prompt - last - arrival.start), arrival.tokens)
+        look = forward.look
+        query = layer.query(incoming.query[:, :, look.slots], look.positions, incoming.scaling, padded=True)
+        if layer.whole:
+            query = attrs.evolve(query, known=look.known)
+        return self.wiring.backend.mass(query, view)
 
     def _score(self, layer: Layer, grid: Grid, arrival: Arrival, observation: Observation) -> None:
-        """Score and record."""
+        """Score and record; a scorer that looks at masses alone is not called where it wanted no look."""
         scorer, old = self.wiring.policy.scorer, layer.records.state
+        if observation.mass is None and scorer.needs == {Need.MASS}:
+            return
         if old or scorer.needs:
             state = scorer.update(layer.state(grid), observation)
             if arrival.event:  # the prompt is one; a look at every token would find nothing else
                 check_state(scorer.name, state, old, grid.shape)
             layer.remember(grid, state)
 
-    def _route(self, index: int, arrival: Arrival, landing: Landing) -> None:
+    def _route(self, index: int, forward: Forward) -> None:
         """End a layer's prompt at once, so that it does not wait uncompressed for the others, if nothing must be asked.
 
         Other events wait for the end of the forward, when all layers are routed together.
         """
         self.waiting.append(index)
-        if arrival.in_prompt:
-            planned = event.plan(Stack.of([self.layers[index]]), [index], arrival, landing)
+        if forward.arrival.in_prompt:
+            planned = event.plan(Stack.of([self.layers[index]]), [index], forward.arrival, forward.landing)
             if planned.foreseen is not None:
-                event.carry_out(planned, planned.foreseen, arrival, landing)
+                event.carry_out(planned, planned.foreseen, forward.arrival, forward.landing)
                 self.waiting.pop()
 
-    def _finish(self, arrival: Arrival, landing: Landing) -> None:
+    def _finish(self, forward: Forward) -> None:
         """Route what waits, with one question to the device for all layers; then move the clock."""
+        arrival, landing = forward.arrival, forward.landing
         trusted = arrival.tokens == 1 and self.clock.prompted
         if self.waiting:
             stack = Stack.of([self.layers[index] for index in self.waiting])
@@ -210,7 +218,7 @@ class Engine:
         elif arrival.event and trusted:
             self._ask_for_faults()
         self.clock.finish(arrival)
-        self.arrival = self.landing = None
+        self.forward = None
 
     def _counted(self, planned: Event, *, ask: bool) -> Tally:
         """How much a plan moves, and whether the forwards since the last event were what they had to be."""
@@ -231,14 +239,15 @@ class Engine:
 
 
 def _observe(
-    layer: Layer, grid: Grid, landing: Landing, line: Tensor, mass: Tensor | None, keys: Tensor, values: Tensor
+    layer: Layer, grid: Grid, forward: Forward, line: Tensor, mass: Tensor | None, keys: Tensor, values: Tensor
 ) -> Observation:
     """What the scorer asked to be shown; new tokens always lie in the dense segment, whose columns come first."""
     needs, columns = layer.wiring.policy.scorer.needs, line - layer.records.starts[:, :1]
     return Observation(
-        columns=columns if landing.of_windows is None else torch.where(line < 0, -1, columns),
+        columns=columns if forward.landing.of_windows is None else torch.where(line < 0, -1, columns),
         windows=grid.shape[1],
         mass=mass,
+        stands_for=forward.look.stands_for,
         keys=keys if Need.KEYS in needs else None,
         values=values if Need.VALUES in needs else None,
     )

@@ -67,7 +67,7 @@ class Picked:
 def land(wiring: Wiring, arrival: Arrival, offset: Tensor) -> Landing:
     """Sort a forward's tokens into sinks, windows and pads, without asking the device."""
     policy, per_row = wiring.policy, wiring.lanes_per_row
-    positions = _per_lane(arrival.positions, per_row)
+    positions = per_lane(arrival.positions, per_row)
     inside = positions - policy.sink_tokens
     rows = list(zip(arrival.before, arrival.after, strict=True))
     sinks = sum(min(policy.sink_tokens, new) - min(policy.sink_tokens, old) for old, new in rows) * per_row
@@ -78,8 +78,8 @@ def land(wiring: Wiring, arrival: Arrival, offset: Tensor) -> Landing:
         positions=positions,
         window=torch.div(inside, policy.window_tokens, rounding_mode="floor"),
         before=to_device([own for own in arrival.before for _ in range(per_row)], positions.device),
-        lengths=_per_lane(arrival.lengths, per_row),
-        rotary_offset=_per_lane(offset, per_row),
+        lengths=per_lane(arrival.lengths, per_row),
+        rotary_offset=per_lane(offset, per_row),
         of_windows=of_windows,
         step=step.flatten() if of_windows is None else step[of_windows.lane, of_windows.token],
         of_sinks=_pick((positions >= 0) & (inside < 0), sinks) if sinks else None,
@@ -92,5 +92,6 @@ def _pick(wanted: Tensor, count: int) -> Picked:
     return Picked(lane, token)
 
 
-def _per_lane(rows: Tensor, lanes_per_row: int) -> Tensor:
+def per_lane(rows: Tensor, lanes_per_row: int) -> Tensor:
+    """A tensor over rows, repeated for each of their lanes."""
     return rows if lanes_per_row == 1 else rows.repeat_interleave(lanes_per_row, dim=0)

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 PROTECTED_TIER = "protected"
 """Name, in a report, of the sinks and of the windows that are not ranked yet."""
 
-BACKEND_REASON = "the policy names it"
-
 
 @attrs.frozen
 class Report:
@@ -114,8 +112,8 @@ def make_report(engine: Engine) -> Report:
         demotions=sum(total.demotions for total in totals),
         evictions=sum(total.evictions for total in totals),
         dtype=str(geometry.dtype).removeprefix("torch."),
-        backend=policy.backend.name,
-        backend_reason=BACKEND_REASON,
+        backend=engine.wiring.backend.name,
+        backend_reason=engine.wiring.choice.reason,
     )
 
 

@@ -6,9 +6,11 @@ from functools import cached_property
 import attrs
 import torch
 
+from qevict.contracts.backend import AttentionBackend, Setting
 from qevict.contracts.quantizer import Quantizer
 from qevict.contracts.rotary import Rotary
 from qevict.contracts.values import ArraySpec, Geometry, Layout, layout_bytes
+from qevict.engine.choice import Choice, choose
 from qevict.policy import Policy
 
 PAPER_OVERHEAD = 1.05
@@ -25,14 +27,26 @@ class Wiring:
         policy: the composition.
         geometry: the model's sizes.
         rotary: turns decoded keys; None where no tier encodes.
+        device: where attention runs.
     """
 
     policy: Policy
     geometry: Geometry
     rotary: Rotary | None
+    device: torch.device = torch.device("cpu")
 
     def __deepcopy__(self, _memo: object) -> "Wiring":
         return self
+
+    @cached_property
+    def choice(self) -> Choice:
+        """What attends, and why."""
+        return choose(self.policy, Setting(self.device, self.geometry.dtype, self.policy.window_tokens, self.codecs))
+
+    @property
+    def backend(self) -> AttentionBackend:
+        """What attends."""
+        return self.choice.backend
 
     def check(self) -> None:
         """Find out now what the sizes do not allow.

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import torch
+
 from qevict.contracts.values import Geometry
 from qevict.engine.wiring import Wiring
 from qevict.errors import PolicyError, UnsupportedModelError
@@ -57,7 +59,8 @@ def wire(model: Any, policy: Policy) -> Wiring:
             f"only {rotary.rotary_dim} of {geometry.head_dim} channels turn (partial RoPE), which is not supported yet"
         )
         raise UnsupportedModelError(msg)
-    wiring = Wiring(policy, geometry, rotary if encodes else None)
+    device = torch.device("cpu") if model.device.type == "meta" else model.device  # a sketch runs nowhere
+    wiring = Wiring(policy, geometry, rotary if encodes else None, device)
     wiring.check()
     return wiring
 

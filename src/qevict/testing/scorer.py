@@ -60,9 +60,17 @@ class ScorerCase:
         places = torch.zeros(self.lanes, self.windows, dtype=torch.int64)
         return Windows(1 + WINDOW * steps.cumsum(1), everywhere, everywhere, places, (self.windows,) * self.lanes)
 
-    def observations(self, needs: frozenset[Need]) -> list[Observation]:
-        """What the forwards show; nothing but what a scorer needs."""
-        return [self._observation(self.seed + 7 * number, needs) for number in range(self.forwards)]
+    def observations(self, scorer: Scorer) -> list[Observation]:
+        """What the forwards show, the first of them a prompt; nothing but what a scorer needs.
+
+        With ``observe_tokens``, a scorer that needs more than masses sees forwards without masses between the others.
+        """
+        prompt, later = float(scorer.prompt_stride), 1.0 if scorer.observe_tokens is None else 2.0
+        seen = [self._observation(self.seed + 7 * number, scorer.needs) for number in range(self.forwards)]
+        told = [attrs.evolve(each, stands_for=later if number else prompt) for number, each in enumerate(seen)]
+        if scorer.observe_tokens is None or scorer.needs == {Need.MASS}:
+            return told
+        return [attrs.evolve(each, mass=None) if number % 2 else each for number, each in enumerate(told)]
 
     def _observation(self, seed: int, needs: frozenset[Need]) -> Observation:
         mass = uniform(seed, self.lanes, self.heads * GROUP, self.windows)
@@ -111,11 +119,16 @@ class ScorerContract(RegisteredContract[Scorer, ScorerCase]):
         """Up to three lanes, five windows and three forwards, in all dtypes of models."""
         return SCORER_CASES
 
-    @plain_law("needs is a set of Need, and prompt_queries is None (all) or at least 1.")
+    @plain_law(
+        "needs is a set of Need, prompt_queries and observe_tokens are None (all) or at least 1, prompt_stride is too."
+    )
     def test_it_declares_what_it_wants_to_see(self) -> None:
-        needs, last = self.part.needs, self.part.prompt_queries
+        needs = self.part.needs
         require(isinstance(needs, frozenset) and all(isinstance(each, Need) for each in needs), f"needs is {needs!r}")
-        require(last is None or (type(last) is int and last >= 1), f"prompt_queries is {last!r}")
+        require(_is_count(self.part.prompt_stride), f"prompt_stride is {self.part.prompt_stride!r}")
+        for name in ("prompt_queries", "observe_tokens"):
+            count = getattr(self.part, name)
+            require(count is None or _is_count(count), f"{name} is {count!r}")
 
     @law("needs names all that update reads from an observation; nothing else is computed.")
     def test_it_reads_only_what_it_declares(self, case: ScorerCase) -> None:
@@ -125,6 +138,7 @@ class ScorerContract(RegisteredContract[Scorer, ScorerCase]):
                 state = self.part.update(state, seen)
         except Exception as error:
             shown = ", ".join(sorted(str(each) for each in self.part.needs)) or "nothing"
+            shown += "" if self.part.observe_tokens is None else " (no masses where observe_tokens leaves them out)"
             raise Finding(f"shown {shown}, update raised {type(error).__name__}: {error}") from error
 
     @law("Pure: neither the state nor the observation is changed.")
@@ -193,7 +207,7 @@ class ScorerContract(RegisteredContract[Scorer, ScorerCase]):
     def test_the_order_of_columns_means_nothing(self, case: ScorerCase) -> None:
         """Columns are shuffled anew before each forward, each lane by itself; the state moves with them."""
         state, now = self._start(case), torch.arange(case.windows).expand(case.lanes, -1)
-        for number, seen in enumerate(case.observations(self.part.needs)):
+        for number, seen in enumerate(case.observations(self.part)):
             order = uniform(case.seed + number, case.lanes, case.windows).argsort(dim=1)
             move = now.argsort(dim=1).gather(1, order)
             state = {name: _take(array, move.to(self.device)) for name, array in state.items()}
@@ -209,7 +223,7 @@ class ScorerContract(RegisteredContract[Scorer, ScorerCase]):
         """One column more, that nothing was observed of and that claims a far position."""
         wider = attrs.evolve(case, windows=case.windows + 1)
         state, windows = self.part.start(case.lanes, wider.windows, self.device), case.windows_now()
-        for seen in case.observations(self.part.needs):
+        for seen in case.observations(self.part):
             state = self.part.update(state, moved(_with_filler(seen), self.device))
         far, no = torch.full((case.lanes, 1), 900), torch.zeros(case.lanes, 1, dtype=torch.bool)
         present = torch.cat((windows.present, no), dim=1)
@@ -234,7 +248,7 @@ class ScorerContract(RegisteredContract[Scorer, ScorerCase]):
         return self.part.start(case.lanes, case.windows, self.device)
 
     def _observations(self, case: ScorerCase) -> list[Observation]:
-        return moved(case.observations(self.part.needs), self.device)
+        return moved(case.observations(self.part), self.device)
 
     def _state(self, case: ScorerCase) -> State:
         state = self._start(case)
@@ -252,6 +266,10 @@ class ScorerContract(RegisteredContract[Scorer, ScorerCase]):
         if self.device.type == "cpu":
             return same_values(left, right)
         return left.keys() == right.keys() and all(close(left[name], right[name]) for name in left)
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and value >= 1
 
 
 def _of_lane(value: ValueT, lane: int) -> ValueT:

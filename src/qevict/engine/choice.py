@@ -1,0 +1,37 @@
+"""Which backend attends, and why: the policy's own, or the first that suits."""
+
+from collections.abc import Sequence
+
+import attrs
+
+from qevict.backends.flash import FlashAttention
+from qevict.backends.reference import ReferenceAttention
+from qevict.contracts.backend import AttentionBackend, Setting
+from qevict.policy import Policy
+
+CANDIDATES: tuple[AttentionBackend, ...] = (FlashAttention(),)
+"""What is asked, in this order, where a policy leaves the choice open."""
+
+
+@attrs.frozen
+class Choice:
+    """A backend and the reason for it.
+
+    Attributes:
+        backend: what attends.
+        reason: for reports.
+    """
+
+    backend: AttentionBackend
+    reason: str
+
+
+def choose(policy: Policy, setting: Setting, candidates: Sequence[AttentionBackend] = CANDIDATES) -> Choice:
+    """The policy's own backend; else the first candidate that has a reason and provides what the scorer needs."""
+    if policy.backend is not None:
+        return Choice(policy.backend, "the policy names it")
+    for backend in candidates:
+        reason = backend.reason(setting) if policy.scorer.needs <= backend.provides else None
+        if reason is not None:
+            return Choice(backend, reason)
+    return Choice(ReferenceAttention(), f"none of {', '.join(each.name for each in candidates)} suits")
