@@ -108,7 +108,8 @@ def _codes(pool: Codes, slots: Tensor) -> Codes:
 
 def _by_lane(blocks: Tensor, slots: Tensor) -> Tensor:
     """Blocks of every column of every lane as ``[lanes, heads, tokens, head_dim]``."""
-    return blocks.unflatten(1, slots.shape).transpose(0, 1).flatten(2, 3)
+    lanes: Tensor = blocks.unflatten(1, slots.shape).transpose(0, 1)
+    return lanes.flatten(2, 3)
 
 
 def token_extents(view: View) -> tuple[Tensor, Tensor]:

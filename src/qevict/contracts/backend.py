@@ -124,7 +124,7 @@ class Query:
     positions: LaneTokens
     scaling: float
     padded: bool = True
-    known: Known = Known()
+    known: Known = attrs.field(factory=Known)
 
 
 @attrs.frozen(eq=False)

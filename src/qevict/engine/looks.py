@@ -19,18 +19,18 @@ class Look:
     Attributes:
         slots: which of the forward's slots.
         positions: ``[lanes, slots]`` their true positions; -1 for pads, and in lanes that are not looked at.
-        known: what the host knows of these positions while a layer is whole.
         stands_for: how many queries each of them stands for.
         everything: no query of the forward is left out.
         nothing: the scorer wants no look at this forward.
+        known: what the host knows of the positions while a layer is whole.
     """
 
     slots: slice
     positions: Tensor
-    known: Known = Known()
     stands_for: float = 1.0
     everything: bool = False
     nothing: bool = False
+    known: Known = attrs.field(factory=Known)
 
 
 def look_at(wiring: Wiring, clock: Clock, arrival: Arrival) -> Look:

@@ -33,7 +33,7 @@ class Wiring:
     policy: Policy
     geometry: Geometry
     rotary: Rotary | None
-    device: torch.device = torch.device("cpu")
+    device: torch.device = attrs.field(factory=lambda: torch.device("cpu"))
 
     def __deepcopy__(self, _memo: object) -> "Wiring":
         return self
