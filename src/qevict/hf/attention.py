@@ -71,12 +71,16 @@ def _through_engine(
     _check_mask(mask)
 
     device = query.device.type
-    autocast = torch.autocast(device, torch.get_autocast_dtype(device), enabled=torch.is_autocast_enabled(device))
-
+    autocast = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
     grad, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
 
     def native(keys: Tensor, values: Tensor) -> Tensor:
-        with autocast, torch.inference_mode(inference), torch.set_grad_enabled(grad):
+        enabled, dtype = autocast
+        with (
+            torch.autocast(device, dtype, enabled=enabled),
+            torch.inference_mode(inference),
+            torch.set_grad_enabled(grad),
+        ):
             return own(module, query, keys, values, mask, **kwargs)[0]
 
     scaling, seen = kwargs.get("scaling"), _seen_by_last(mask, query.shape[0])

@@ -27,6 +27,9 @@ TAG = "_qevict_layer"
 @contextlib.contextmanager
 def plain_arithmetic(device: str) -> Iterator[None]:
     """Scores and decoded keys are fp32 whatever the model computes in, and a cache outlives any autograd graph."""
+    if not (torch.is_autocast_enabled(device) or torch.is_inference_mode_enabled() or torch.is_grad_enabled()):
+        yield  # as it is within generate: entering three contexts in every layer of every token would be felt
+        return
     with torch.autocast(device, enabled=False), torch.inference_mode(mode=False), torch.no_grad():
         yield
 
