@@ -77,7 +77,7 @@ def decoded(view: View, segment: EncodedSegment, column: int) -> Shelf:
     head_dim, capacity = view.keys.shape[3], sum(segment.regions)
     first = first_positions(view, segment.slots, column, capacity)
     keys = segment.keys.decode(segment.key_codes, head_dim)
-    values = segment.values.decode(segment.value_codes, head_dim)
+    values = segment.values.decode(segment.value_codes, head_dim).contiguous()
     steps = torch.arange(keys.shape[2], device=first.device)
     positions = (first + per_slot(view.rotary_offset, segment.regions))[:, None] + steps
     return Shelf(view.rotary.rotate(keys, positions), values, segment.regions, segment.hidden, segment.slots, first)
