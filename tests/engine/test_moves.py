@@ -12,6 +12,8 @@ from transformers import DynamicCache
 
 import qevict
 from qevict import policies
+from qevict.backends.flash import FlashAttention
+from qevict.backends.reference import ReferenceAttention
 from qevict.contracts.ledger import Ledger
 from qevict.contracts.scorer import IMPORTANCE
 from qevict.contracts.values import Need, Observation, Windows
@@ -103,6 +105,24 @@ def test_full_int2_full_int2_leaves_codes_identity_and_score() -> None:
     assert scores[0] > 0
     assert int(layer.records.moves[line_of(layer, 20)]) >= 5
     assert cache.report().promotions >= 2
+
+
+def test_a_promoted_window_is_attended_to_once() -> None:
+    """Its codes stay, and are not read; the plain backend, which follows slots by window, says what is right."""
+    model, (ids, _) = tiny(), prompts(300)
+    policy, wish = scripted()
+    answers = []
+    for backend in (FlashAttention(), ReferenceAttention()):
+        wish.hot = ()
+        with qevict.attach(model, attrs.evolve(policy, backend=backend)) as session:
+            cache = session.prefill(ids)
+            torch.manual_seed(0)
+            wish.hot = tuple(5 + 8 * window for window in range(14, 20))
+            walk(model, cache)
+            assert cache.report().promotions > 0
+            with torch.no_grad():
+                answers.append(model(ids[:, :1], **{CACHE_ARGUMENT: cache}).logits)
+    torch.testing.assert_close(*answers, rtol=1e-4, atol=1e-4)
 
 
 def check_promoted_keys(layer: Any, model: Any, line: int, codes: dict[str, Tensor] | None) -> None:
@@ -202,6 +222,9 @@ def check_slots(cache: Any) -> None:
             used = records.slots[:, index][records.slots[:, index] >= 0]
             assert len(used.unique()) == len(used) == sum(layer.live[index])
             assert sum(layer.regions[index]) == pool.capacity
+            if index:  # codes that outlive a promotion are not a second window
+                lives_there = records.slots[segment == index, index].long()
+                assert torch.equal((~layer.hidden[index]).nonzero()[:, 0], lives_there.sort().values)
             check_regions(layer, index)
         assert records.lines == sum(map(sum, records.counts))
 

@@ -71,6 +71,6 @@ def test_what_is_hidden_is_free_or_not_yet_written() -> None:
                 left = cache.engine.clock.tokens[lane] - 5 - 8 * window  # type: ignore[attr-defined]
                 shown[slot, : max(0, left)] = True
         assert torch.equal(layer.hidden[0], ~shown)
-        own = layer.records.slots[:, 1]
-        assert int((~layer.hidden[1]).sum()) == int((own >= 0).sum())
-        assert not layer.hidden[1][own[own >= 0].long()].any()
+        own = layer.records.slots[:, 1][layer.records.place == 1].long()
+        assert int((~layer.hidden[1]).sum()) == len(own)
+        assert not layer.hidden[1][own].any()

@@ -137,13 +137,15 @@ class Stack:
     def hide(self, lengths: Tensor) -> None:
         """Note what attention must not see, after windows were opened or moved.
 
+        Codes that a window keeps while it lives in a hotter tier are a copy, and no second window.
+
         Args:
             lengths: true tokens that each lane of every layer has written.
         """
-        parts = []
+        parts, home = [], self.wiring.segment_of(self.records.place.long())
         for segment in range(self.wiring.segments):
-            flat, _ = self._flat_slots(segment)
             bases = self.bases(segment)
+            flat = torch.where(home == segment, self._flat_slots(segment)[0], bases[-1])
             shape = (bases[-1] + 1, self.wiring.policy.window_tokens)[: 2 - min(segment, 1)]
             hidden = torch.ones(shape, dtype=torch.bool, device=lengths.device)
             hidden[flat] = False if segment else self._unwritten(lengths)
