@@ -566,6 +566,7 @@ def test_what_is_written_is_whole_ordered_and_plain() -> None:
     assert (
         dumps(loads(WHOLE, registry=BUILT_INS), registry=BUILT_INS)
         == """schema = 1
+backend = "reference"
 budget = "20 %"
 window_tokens = 16
 period_tokens = 4
@@ -577,7 +578,6 @@ accounting = "paper"
 min_tokens = 10
 strict = true
 ledger = "migration_stable"
-backend = "reference"
 
 [scorer]
 name = "cumulative"

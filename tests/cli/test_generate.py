@@ -15,8 +15,8 @@ def test_text_and_report(invoke: Invoke, chat_model: str) -> None:
     done = invoke("generate", "qevict", "Hello there", "--model", chat_model, "--max-new-tokens", "12")
     assert done.exit_code == 0, done.exception
     assert done.stdout
-    assert "backend reference" in done.stderr
-    assert "backend reference" not in done.stdout
+    assert "backend flash" in done.stderr
+    assert "backend flash" not in done.stdout
 
 
 def test_a_context_is_compressed_first_and_the_prompt_may_be_piped(

@@ -15,7 +15,7 @@ from qevict.errors import ModelError, PolicyError, PolicyFileError
 def test_a_person_reads_parts_tiers_and_the_backend(invoke: Invoke) -> None:
     done = invoke("show", "qevict", "--tokens", "4096")
     assert done.exit_code == 0
-    for words in ("CumulativeAttention", "GreedyTiers(shares=(0.3, 0.7))", "the policy names it", "20 % per row"):
+    for words in ("CumulativeAttention", "GreedyTiers(shares=(0.3, 0.7))", "codes read in place", "20 % per row"):
         assert words in done.stdout
     for words in ("protected", "int2", "evicted", "per_channel, 2 bits", "Llama-3.1-8B", "512 MiB"):
         assert words in done.stdout

@@ -64,7 +64,7 @@ def test_json_is_the_value(cache: Any) -> None:
 def test_the_table_says_the_same(cache: Any) -> None:
     report = cache.report()
     text = str(report)
-    for words in ("protected", "ledger copies", "of a full cache", "60.0 %", "promotions", "the policy names it"):
+    for words in ("protected", "ledger copies", "of a full cache", "60.0 %", "promotions", "codes read in place"):
         assert words in text
     for count in (report.exact_bytes, report.paper_bytes, report.budget_bytes):
         assert in_units(count) in text

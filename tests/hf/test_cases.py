@@ -123,7 +123,8 @@ class HandSet(TierRouter):
         self, rankings: Mapping[str, Tensor], windows: Windows, costs: Costs, capacities: Sequence[int | None]
     ) -> MovePlan:
         limits = []
-        for lane, capacity in zip(self.lanes, capacities, strict=True):
+        layers = len(capacities) // len(self.lanes)
+        for lane, capacity in zip(self.lanes * layers, capacities, strict=True):
             assert capacity is not None
             limits.append([min(lane, capacity // costs.tier_bytes[0])])
         rank = rank_candidates(rankings[IMPORTANCE], windows)

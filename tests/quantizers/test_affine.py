@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from qevict.contracts.paired import by_channels
 from qevict.contracts.quantizer import Quantizer, window_bytes
 from qevict.contracts.values import Codes, layout_bytes
 from qevict.errors import PolicyError
@@ -237,7 +238,7 @@ def test_the_key_channels_and_the_value_row_of_the_kivi_example() -> None:
     assert words == [-22391488, -1432179030]
     assert keys.decode(codes, 2)[0, 0, 0, 1] == 10
     row = torch.linspace(-3, 3, 8).expand(1, 1, 1, 8)
-    assert codes_of(PerToken(2), row)[:, 0].tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert by_channels(codes_of(PerToken(2), row))[:, 0].tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
 
 
 # ── Promised quality ──────────────────────────────────────────────────────────────────────────────

@@ -22,7 +22,7 @@ BUILT_IN = {
     "quantizer": ["per_channel", "per_token"],
     "router": ["greedy"],
     "ledger": ["migration_stable"],
-    "backend": ["reference"],
+    "backend": ["flash", "reference"],
     "store": ["device"],
 }
 

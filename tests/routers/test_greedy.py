@@ -288,7 +288,8 @@ def test_bytes_of_the_papers_example() -> None:
 def test_exact_bytes_of_the_same_windows() -> None:
     wiring = Wiring(qevict(Bytes(100 * MIB)), LLAMA_8B, None)
     assert wiring.block_bytes == (32768, 8448)
-    assert wiring.tier_bytes == (32768 + wiring.record_bytes, 8448 + wiring.record_bytes)
+    flags = (8, 1)  # for each token of a dense slot, and for each encoded slot
+    assert wiring.tier_bytes == (32768 + flags[0] + wiring.record_bytes, 8448 + flags[1] + wiring.record_bytes)
 
 
 def test_windows_of_the_papers_example() -> None:

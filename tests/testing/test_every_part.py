@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from qevict.backends.flash import FlashAttention
 from qevict.backends.reference import ReferenceAttention
 from qevict.ledgers.migration_stable import MigrationStable
 from qevict.quantizers.affine import PerChannel, PerToken
@@ -50,6 +51,7 @@ PARTS: tuple[Part, ...] = (
     MigrationStable(),
     DeviceMemory(),
     ReferenceAttention(),
+    FlashAttention(),
 )
 
 

@@ -120,7 +120,8 @@ def _with_masses(answer: Attended, shares: Sequence[Tensor], shelves: Sequence[_
             protected = by_slot.reshape(lanes, heads * group)
         else:
             columns.append(_by_column(by_slot.reshape(lanes, heads * group, -1), shelf.slots))
-    mass = columns[0] if len(columns) == 1 else torch.cat(columns, dim=2)
+    none = answer.lse.new_zeros(lanes, heads * group, 0)
+    mass = columns[0] if len(columns) == 1 else torch.cat([none, *columns], dim=2)
     if view.present is not None:
         mass = mass.masked_fill(view.absent[:, None], 0)
     return attrs.evolve(answer, mass=mass, protected_mass=protected)

@@ -49,7 +49,8 @@ def one_token(query: Query, view: View, *, want_mass: bool) -> Attended:
         _masses(shelf, heads, group, [pair for pair in pairs if pair[0].shelf is shelf], whole) for shelf in found
     ]
     protected = masses.pop(0)[..., 0] if found[0].slots is None else answer.lse.new_zeros(lanes, heads * group)
-    mass = torch.cat(masses, 2).masked_fill(view.absent[:, None], 0)
+    none = answer.lse.new_zeros(lanes, heads * group, 0)
+    mass = torch.cat([none, *masses], 2).masked_fill(view.absent[:, None], 0)
     return attrs.evolve(answer, mass=mass, protected_mass=protected)
 
 

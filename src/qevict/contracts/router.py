@@ -41,6 +41,8 @@ class TierRouter(ABC):
     ) -> MovePlan:
         """Place every candidate.
 
+        Lanes are those of one layer, or of several layers, one after another.
+
         Args:
             rankings: from the scorer, ``[lanes, windows]`` each.
             windows: what is to be placed.

@@ -157,14 +157,15 @@ class Engine:
     def _attend(self, layer: Layer, grid: Grid, incoming: Incoming, forward: Forward) -> tuple[Tensor, Tensor | None]:
         """The output, and the masses if the scorer needs them.
 
-        The model's own attention reads the prompt, and later whatever still lies whole and in order: bit for bit what
-        it would give without a policy.
+        The model's own attention reads the prompt, and later what is still whole, if that lies in order or is short:
+        bit for bit what it would give without a policy.
         """
         arrival, landing, look = forward.arrival, forward.landing, forward.look
         wanted = Need.MASS in self.wiring.policy.scorer.needs and not look.nothing
         first, exact = arrival.start == 0, layer.sink_keys.dtype == incoming.keys.dtype
         view = layer.view(grid, landing)
-        if first or (layer.whole and exact and not arrival.padded and (arrival.in_prompt or layer.in_order)):
+        readable = arrival.in_prompt or layer.in_order or max(arrival.after) <= self.wiring.unranked_tokens
+        if first or (layer.whole and exact and not arrival.padded and readable):
             history = (incoming.keys, incoming.values) if first else layer.history(arrival.after[0])
             output = incoming.native(*history)
             return output, self._mass(layer, view, incoming, forward) if wanted else None

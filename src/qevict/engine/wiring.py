@@ -151,6 +151,11 @@ class Wiring:
         keys, values = self.codecs[segment - 1]
         return math.ceil(dense * (keys.bits + values.bits) / 2 / (8 * self.geometry.dtype.itemsize) * PAPER_OVERHEAD)
 
+    @property
+    def unranked_tokens(self) -> int:
+        """Tokens of a row up to which nothing is ranked, so that all are kept."""
+        return self.policy.sink_tokens + self.policy.protected_tokens
+
     @cached_property
     def reserve_windows(self) -> int:
         """Most windows that a lane holds unranked: the recent region, and room until the next event.
@@ -178,7 +183,7 @@ class Wiring:
         policy = self.policy
         if tokens < policy.min_tokens:
             return 0
-        return max(0, (tokens - policy.sink_tokens - policy.protected_tokens) // policy.window_tokens)
+        return max(0, (tokens - self.unranked_tokens) // policy.window_tokens)
 
     def capacity(self, budget: int | None) -> int | None:
         """Bytes of a lane's budget that its router may fill; None for no limit."""
