@@ -14,11 +14,11 @@ from qevict.bench.prompts import load_document
 pytestmark = pytest.mark.real
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.bfloat16])
 def test_256_tokens_are_those_of_the_reference(dtype: torch.dtype) -> None:
     """Fed the reference's tokens, its logits are within tolerance at each step, so that only ties could differ."""
     model, tokenizer = load()
-    context = torch.tensor([tokenizer(load_document().text)["input_ids"][:400]])
+    context = torch.tensor([tokenizer(load_document().text)["input_ids"][:300]])
     policy = policies.qevict("30 %", dtype=dtype)
     plain = attrs.evolve(policy, backend=ReferenceAttention())
     with torch.no_grad(), qevict.attach(model, plain) as session:
