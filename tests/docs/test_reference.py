@@ -141,3 +141,15 @@ def test_figures_are_those_of_the_record(page: Path) -> None:
             difference = own[0]["difference"]
             assert cells[5] == "{mean:+.2f} ({low:+.2f} to {high:+.2f})".format(**difference), name
     assert rows >= 8
+
+
+def test_speed_figures_are_those_of_the_record() -> None:
+    """Every row of the decode benchmark, as it was recorded."""
+    record = json.loads((ROOT / "benchmarks/results/decode-4096-float32.json").read_text("utf-8"))
+    page = (ROOT / "docs/figures.md").read_text("utf-8")
+    assert record["command"].replace("-k float32 and not bfloat16", '-k "float32 and not bfloat16"') in page
+    for name, row in record["rows"].items():
+        time = row["time"]
+        told = f"{time['ratio']:.2f} ({time['low']:.2f} to {time['high']:.2f}) | {row['tokens_attended'][0]:.0f}"
+        share = 100 * row["exact_bytes"] / row["full_bytes"]
+        assert f"| {name} | {told} | {share:.1f} % | {row['backend']} |" in page
