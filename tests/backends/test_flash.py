@@ -14,7 +14,8 @@ from qevict.backends.reference import ReferenceAttention
 from qevict.contracts.backend import Setting
 from qevict.quantizers.affine import PerChannel, PerToken
 from qevict.testing import BackendContract
-from qevict.testing.scenes import BackendCase, lay_out, make_scene
+from qevict.testing.laying import lay_out
+from qevict.testing.scenes import BackendCase, make_scene
 
 FLASH, REFERENCE = FlashAttention(), ReferenceAttention()
 PAIRED = ((PerChannel(2), PerToken(2)), (PerChannel(4), PerToken(8)))

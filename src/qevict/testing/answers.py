@@ -4,7 +4,8 @@ import attrs
 import torch
 from torch import Tensor
 
-from qevict.testing.scenes import Placed, Scene
+from qevict.testing.laying import Placed
+from qevict.testing.scenes import Scene
 
 
 @attrs.frozen(eq=False)

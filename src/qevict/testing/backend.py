@@ -13,8 +13,9 @@ from qevict.contracts.values import Need
 from qevict.quantizers.affine import PerChannel, PerToken
 from qevict.testing.answers import Answer, plainly_attended
 from qevict.testing.contract import Capability, RegisteredContract, law, plain_law
+from qevict.testing.laying import Placed, lay_out
 from qevict.testing.operators import Operators
-from qevict.testing.scenes import BackendCase, Codecs, Placed, Scene, lay_out, make_scene
+from qevict.testing.scenes import BackendCase, Codecs, Scene, make_scene
 from qevict.testing.values import Finding, close, copied, gap, moved, require, same_values
 
 LONG_WINDOWS = 128
