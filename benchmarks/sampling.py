@@ -64,7 +64,7 @@ def main() -> None:
     for claim in claims(rows):
         screen.print(f"* {claim}", highlight=False, markup=False)
     if wish.write:
-        record = as_record(rows, command=shlex.join(["python", *sys.argv]), prompts=len(needles), **provenance(model))
+        record = as_record(rows, command=shlex.join(["python", "benchmarks/sampling.py", *sys.argv[1:]]), prompts=len(needles), **provenance(model))
         RESULT.write_text(json.dumps(record, indent=1) + "\n", "utf-8")
 
 
