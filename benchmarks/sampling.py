@@ -64,7 +64,8 @@ def main() -> None:
     for claim in claims(rows):
         screen.print(f"* {claim}", highlight=False, markup=False)
     if wish.write:
-        record = as_record(rows, command=shlex.join(["python", "benchmarks/sampling.py", *sys.argv[1:]]), prompts=len(needles), **provenance(model))
+        command = shlex.join(["python", "benchmarks/sampling.py", *sys.argv[1:]])
+        record = as_record(rows, command=command, prompts=len(needles), **provenance(model))
         RESULT.write_text(json.dumps(record, indent=1) + "\n", "utf-8")
 
 
