@@ -1,7 +1,7 @@
 """Codes of 2, 3, 4 or 8 bits, packed into bytes without a gap."""
 
 import torch
-from jaxtyping import Float32, UInt8
+from jaxtyping import UInt8
 from torch import Tensor
 
 CODES_PER_GROUP = {2: 4, 3: 8, 4: 2, 8: 1}
@@ -33,15 +33,6 @@ def unpack(packed: UInt8[Tensor, "*lead packed"], bits: int) -> UInt8[Tensor, "*
     shifts = torch.arange(per, dtype=words.dtype, device=packed.device) * bits
     codes: Tensor = ((words[..., None] >> shifts) & (2**bits - 1)).to(torch.uint8)
     return codes.flatten(-2)
-
-
-def unpack_floats(packed: UInt8[Tensor, "*lead packed"], bits: int) -> Float32[Tensor, "*lead codes"]:
-    """:func:`unpack` in fp32; where codes do not straddle bytes, each byte is looked up at once."""
-    if bits not in {2, 4}:
-        return unpack(packed, bits).float()
-    every_byte = torch.arange(256, dtype=torch.uint8, device=packed.device)[:, None]
-    codes = unpack(every_byte, bits).float()
-    return codes.index_select(0, packed.flatten().int()).view(*packed.shape, codes.shape[1]).flatten(-2)
 
 
 def _split(words: Tensor, size: int) -> Tensor:
