@@ -11,6 +11,7 @@ from qevict.backends.fused import fused_attention
 from qevict.backends.merging import Part, Whole, merged
 from qevict.backends.shelves import FREE, Shelf, per_slot, shelves
 from qevict.contracts.backend import Attended, Query, View
+from qevict.transfer import to_device
 
 _QUERY_BLOCK = 256
 
@@ -87,7 +88,7 @@ def _readings(found: Sequence[Shelf], heads: int, limits: Tensor) -> list[_Readi
         for blocks in cut(shelf.regions, heads):
             strips = None
             if blocks.strips is not None:
-                strips = torch.tensor(blocks.strips).to(limits.device, non_blocking=True)
+                strips = to_device(blocks.strips, limits.device)
             own = limits if strips is None else limits[strips]
             hidden = _positions(shelf, blocks, strips, heads)[:, None] >= own[..., None]
             readings.append(_Reading(shelf, blocks, strips, hidden))

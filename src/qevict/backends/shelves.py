@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from qevict.contracts.backend import EncodedSegment, View
+from qevict.transfer import to_device
 
 FREE = 2**30
 """Position of a slot without a window: later than any query."""
@@ -87,5 +88,5 @@ def per_slot(lanes: Tensor, regions: Sequence[int]) -> Tensor:
     """A value of each lane, for each slot of its region; one value alone stands for all."""
     if len(regions) == 1:
         return lanes
-    counts = torch.tensor(regions).to(lanes.device, non_blocking=True)
+    counts = to_device(regions, lanes.device)
     return lanes.repeat_interleave(counts, output_size=sum(regions))
