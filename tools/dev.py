@@ -211,7 +211,7 @@ TARGETS: dict[str, tuple[str, Callable[[Sequence[str]], int]]] = {
     "test": ("every check but the real model", checks(RUFF, FORMAT, MYPY, FLOORS, DOCS, TESTS)),
     "lint": ("style, types, floors", checks(RUFF, FORMAT, MYPY, FLOORS)),
     "docs": ("build the documentation into site/", checks(DOCS)),
-    "test-real": ("the tests on SmolLM2-135M-Instruct", checks(REAL)),
+    "test-real": ("the tests on real models", checks(REAL)),
     "clean": ("remove the environment, caches and build outputs", clean),
 }
 
