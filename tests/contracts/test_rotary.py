@@ -7,8 +7,8 @@ import torch
 from tests.oracle import tiny
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
-from transformers.models.phi3 import modeling_phi3 as phi3
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+from transformers.models.phi3 import modeling_phi3 as phi3
 
 from qevict.contracts.rotary import Rotary
 from qevict.errors import UnsupportedModelError

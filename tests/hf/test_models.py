@@ -33,6 +33,14 @@ ENCODING = policies.qevict("30 %", recent_tokens=8)
 ASK: dict[str, Any] = {"do_sample": False, "return_dict_in_generate": True, "output_logits": True}
 
 
+TINY_VISION: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+}
+
+
 def equals_oracle(model: Any, policy: Policy, *lengths: int, new: int, patch: bool = False) -> Any:
     """Every step's logits are those of a full run that sees what the policy held."""
     ids, mask = prompts(*lengths)
@@ -125,25 +133,32 @@ class TestC04SlidingAndHybridLayers:
         assert all(torch.equal(own, theirs) for own, theirs in zip(again.logits, plain.logits, strict=True))
 
 
-def test_where_all_layers_are_local_attaching_warns_and_changes_nothing() -> None:
-    model, (ids, mask) = tiny("mistral_sliding"), prompts(20, 80)
-    stock = model.generate(ids, attention_mask=mask, max_new_tokens=20, **ASK)
-    with (
-        pytest.warns(errors.NothingRuledWarning, match="every layer of MistralForCausalLM has a sliding window"),
-        qevict.attach(model, ENCODING) as session,
-    ):
-        cache = session.prefill(ids[1:])
-        found = session.generate(ids, attention_mask=mask, max_new_tokens=20, **ASK)
-        with pytest.raises(errors.InputError, match="give an attention_mask over all tokens"):
-            session.generate(ids[1:, :3], cache=cache, max_new_tokens=2)
-        more = session.generate(ids[1:, :3], cache=cache, attention_mask=torch.ones(1, 83), max_new_tokens=2)
-        with pytest.raises(errors.UnsupportedOperationError, match="no layer of the recorded model"):
-            session.record(ids).play_into(session.cache())
-    assert more.shape == (1, 5)
-    assert torch.equal(found.sequences, stock.sequences)
-    report = cache.report()
-    assert (report.ruled_layers, report.budget_bytes, report.overshoot_bytes) == (0, None, 0)
-    assert report.exact_bytes == report.full_bytes == cache.nbytes() == reachable_bytes(cache) > 0
+class TestNothingIsRuled:
+    """All layers are local: attaching warns, and the library does everything."""
+
+    def test_attaching_warns(self) -> None:
+        attached = qevict.attach(tiny("mistral_sliding"), ENCODING)
+        with pytest.warns(errors.NothingRuledWarning, match="every layer of MistralForCausalLM has a sliding window"):
+            attached.__enter__()
+        attached.__exit__(None, None, None)
+
+    @pytest.mark.filterwarnings("ignore::qevict.errors.NothingRuledWarning")
+    def test_it_is_the_stock_cache_and_says_so(self) -> None:
+        model, (ids, mask) = tiny("mistral_sliding"), prompts(20, 80)
+        stock = model.generate(ids, attention_mask=mask, max_new_tokens=20, **ASK)
+        with qevict.attach(model, ENCODING) as session:
+            cache = session.prefill(ids[1:])
+            found = session.generate(ids, attention_mask=mask, max_new_tokens=20, **ASK)
+            with pytest.raises(errors.InputError, match="give an attention_mask over all tokens"):
+                session.generate(ids[1:, :3], cache=cache, max_new_tokens=2)
+            more = session.generate(ids[1:, :3], cache=cache, attention_mask=torch.ones(1, 83), max_new_tokens=2)
+            with pytest.raises(errors.UnsupportedOperationError, match="no layer of the recorded model"):
+                session.record(ids).play_into(session.cache())
+        assert more.shape == (1, 5)
+        assert torch.equal(found.sequences, stock.sequences)
+        report = cache.report()
+        assert (report.ruled_layers, report.budget_bytes, report.overshoot_bytes) == (0, None, 0)
+        assert report.exact_bytes == report.full_bytes == cache.nbytes() == reachable_bytes(cache) > 0
 
 
 def implementations(model: Any) -> dict[str, str]:
@@ -194,9 +209,10 @@ class TestC20Sizes:
 
     def test_a_llava_of_a_llama(self) -> None:
         text = tiny("llama").config
-        vision = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
         torch.manual_seed(0)
-        config = LlavaConfig(text_config=text.to_dict(), vision_config={"model_type": "clip_vision_model", **vision})
+        config = LlavaConfig(
+            text_config=text.to_dict(), vision_config={"model_type": "clip_vision_model"} | TINY_VISION
+        )
         self.check_wrapped(LlavaForConditionalGeneration(config).eval())
 
     @staticmethod

@@ -88,8 +88,8 @@ def _wrong_family(model: Any, config: Any) -> str | None:
     outer = model.config.model_type
     if config is not model.config and outer not in WRAPPERS:
         return (
-            f"models of type {outer!r} around a text model are not supported; supported: {', '.join(WRAPPERS)}, or load "
-            "the text model alone"
+            f"models of type {outer!r} around a text model are not supported; supported: {', '.join(WRAPPERS)}; else "
+            "load the text model alone"
         )
     return None
 
