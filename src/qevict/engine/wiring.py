@@ -28,12 +28,14 @@ class Wiring:
         geometry: the model's sizes.
         rotary: turns decoded keys; None where no tier encodes.
         device: where attention runs.
+        softcap: what the model caps its logits at; None where it does not.
     """
 
     policy: Policy
     geometry: Geometry
     rotary: Rotary | None
     device: torch.device = attrs.field(factory=lambda: torch.device("cpu"))
+    softcap: float | None = None
 
     def __deepcopy__(self, _memo: object) -> "Wiring":
         return self
@@ -41,7 +43,9 @@ class Wiring:
     @cached_property
     def choice(self) -> Choice:
         """What attends, and why."""
-        return choose(self.policy, Setting(self.device, self.geometry.dtype, self.policy.window_tokens, self.codecs))
+        window_tokens = self.policy.window_tokens
+        setting = Setting(self.device, self.geometry.dtype, window_tokens, self.codecs, self.softcap)
+        return choose(self.policy, setting)
 
     @property
     def backend(self) -> AttentionBackend:

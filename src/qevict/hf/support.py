@@ -8,6 +8,7 @@ from qevict.contracts.values import Geometry
 from qevict.engine.wiring import Wiring
 from qevict.errors import PolicyError, UnsupportedModelError
 from qevict.hf.compat import INSTALLED, OLDEST
+from qevict.hf.names import name_for
 from qevict.hf.rotary import read_rotary
 from qevict.policy import Policy
 
@@ -60,7 +61,7 @@ def wire(model: Any, policy: Policy) -> Wiring:
         )
         raise UnsupportedModelError(msg)
     device = torch.device("cpu") if model.device.type == "meta" else model.device  # a sketch runs nowhere
-    wiring = Wiring(policy, geometry, rotary if encodes else None, device)
+    wiring = Wiring(policy, geometry, rotary if encodes else None, device, _softcap(config))
     wiring.check()
     return wiring
 
@@ -87,6 +88,18 @@ def _sliding(_model: Any, config: Any) -> str | None:
     return None
 
 
+def _softcap(config: Any) -> float | None:
+    """What the model caps its logits at; None where it does not."""
+    softcap: float | None = getattr(config, "attn_logit_softcapping", None)
+    return softcap
+
+
+def _uncapped(_model: Any, config: Any) -> str | None:
+    if _softcap(config) is not None and name_for(config._attn_implementation) == name_for("sdpa"):
+        return f"sdpa ignores its attn_logit_softcapping={_softcap(config)}; load it with attn_implementation='eager'"
+    return None
+
+
 def _training(model: Any, _config: Any) -> str | None:
     if model.training:
         return "it is in training mode; call model.eval() first"
@@ -109,4 +122,4 @@ def _several_devices(model: Any, _config: Any) -> str | None:
 
 
 # In this order: what a later check reads of a configuration is there once the family is known.
-_CHECKS = (_old_library, _wrong_family, _sliding, _training, _odd_heads, _several_devices)
+_CHECKS = (_old_library, _wrong_family, _sliding, _uncapped, _training, _odd_heads, _several_devices)
