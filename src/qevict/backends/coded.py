@@ -50,7 +50,7 @@ class CodedShelf:
         return self.segment.regions[0] * self.window_tokens
 
     def logits(self, asking: Tensor, softcap: float | None) -> Tensor:
-        """``[strips, group, tokens]`` scaled dot products, capped; tokens run over the window's places, then over the slots."""
+        """``[strips, group, tokens]`` capped dot products; tokens run over the window's places, then over the slots."""
         strips, group, _ = asking.shape
         own = self.segment.regions[0]
         queries = self._turned_back(asking)

@@ -12,7 +12,7 @@ def capped(logits: Tensor, softcap: float | None) -> Tensor:
 
 
 def sink_logits(query: Query) -> Tensor | None:
-    """The sink logit of each query ``[lanes, heads, group, tokens]``, minus infinity for pads; None if there are none."""
+    """The sink logit of each query, ``[lanes, heads, group, tokens]``, minus infinity for pads; None without any."""
     if query.sink_logits is None:
         return None
     pads = query.positions[:, None, None] < 0

@@ -179,8 +179,8 @@ class AttentionBackend(ABC):
         * Logits are capped before the softmax if the query says so.
         * Sink logits take part in the softmax and carry no value: what they get is missing from output and masses.
         * Splitting or ordering segments differently changes nothing beyond that tolerance.
-        * Mass of all windows and ``protected_mass`` add up to the number of (non-pad) queries, per query head; with sink
-          logits, to what these leave of it.
+        * Mass of all windows and ``protected_mass`` add up to the number of (non-pad) queries, per query head; sink
+          logits take their share from it.
         * ``mass`` alone equals the mass of ``attend`` and never holds an L x L matrix.
         * Filler columns and unwritten tokens get a probability of exactly 0.
         * No host synchronisation: every step attends.
