@@ -317,8 +317,10 @@ class TestC17WhatScorersSeeIsWhatAttentionUsed:
         ids, mask = prompts(60, 150)
         kept = []
         for impl in ("sdpa", "eager"):
-            run = generate(tiny(family, impl=impl), EVICTING, ids, mask, new=20)
-            kept.append([run.cache.kept_positions(layer) for layer in run.cache.ruled_layers])
+            with qevict.attach(tiny(family, impl=impl), EVICTING) as session:
+                cache = session.cache()
+                session.generate(ids, attention_mask=mask, cache=cache, max_new_tokens=20, do_sample=False)
+            kept.append([cache.kept_positions(layer) for layer in cache.ruled_layers])
         assert kept[0] == kept[1]
 
 

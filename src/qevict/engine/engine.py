@@ -6,7 +6,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from qevict.contracts.backend import View
+from qevict.contracts.backend import Query, View
 from qevict.contracts.values import Geometry, Need, Observation
 from qevict.engine import event, tally
 from qevict.engine.checks import check_state
@@ -38,6 +38,8 @@ class Incoming:
         valid: ``[rows, tokens]``, False for pads; None if there are none.
         visible: ``[rows]`` how many keys, old and new, the mask lets the last query see; None without a mask.
         position_ids: rotary positions as the model received them.
+        softcap: what the model caps its logits at; None where it does not.
+        sink_logits: ``[q_heads]`` the model's sink logits; None where it has none.
     """
 
     query: Tensor
@@ -48,6 +50,8 @@ class Incoming:
     valid: Tensor | None
     visible: Tensor | None
     position_ids: Tensor
+    softcap: float | None = None
+    sink_logits: Tensor | None = None
 
 
 @attrs.frozen(eq=False)
@@ -170,7 +174,7 @@ class Engine:
             history = (incoming.keys, incoming.values) if first else layer.history(arrival.after[0])
             output = incoming.native(*history)
             return output, self._mass(layer, view, incoming, forward) if wanted else None
-        query = layer.query(incoming.query, landing.positions, incoming.scaling, padded=landing.padded)
+        query = _asked(layer, incoming, incoming.query, landing.positions, padded=landing.padded)
         told = wanted and look.everything
         seen = self.wiring.backend.attend(query, view, want_mass=told)
         rows = incoming.query.shape[0]
@@ -180,7 +184,7 @@ class Engine:
     def _mass(self, layer: Layer, view: View, incoming: Incoming, forward: Forward) -> Tensor:
         """A second pass over the queries that count."""
         look = forward.look
-        query = layer.query(incoming.query[:, :, look.slots], look.positions, incoming.scaling, padded=True)
+        query = _asked(layer, incoming, incoming.query[:, :, look.slots], look.positions, padded=True)
         if layer.whole:
             query = attrs.evolve(query, known=look.known)
         return self.wiring.backend.mass(query, view)
@@ -252,6 +256,13 @@ def _check_sizes(geometry: Geometry, incoming: Incoming) -> None:
             f"widths) is not supported"
         )
         raise UnsupportedModelError(msg)
+
+
+def _asked(layer: Layer, incoming: Incoming, vectors: Tensor, positions: Tensor, *, padded: bool) -> Query:
+    """Some of a forward's queries, by lane, and what the model does to their logits."""
+    return layer.query(
+        vectors, positions, incoming.scaling, padded=padded, softcap=incoming.softcap, sink_logits=incoming.sink_logits
+    )
 
 
 def _observe(

@@ -93,6 +93,8 @@ def _through_engine(
         valid=None if seen is None else seen[:, -query.shape[2] :],
         visible=None if seen is None else seen.sum(1),
         position_ids=position_ids,
+        softcap=kwargs.get("softcap"),
+        sink_logits=kwargs.get("s_aux"),
     )
     with plain_arithmetic(device):
         return layer.engine.step(layer.index, incoming)
