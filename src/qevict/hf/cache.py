@@ -1,6 +1,10 @@
 """The cache that a model's forward fills: transformers' surface over the engine."""
 
 import copy
+import itertools
+import os
+import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,9 +15,10 @@ from qevict.engine.cropping import crop
 from qevict.engine.engine import Engine
 from qevict.engine.report import Report, make_report
 from qevict.engine.selection import select
+from qevict.engine.snapshot import Snapshot, restore, take
 from qevict.engine.wiring import Wiring
 from qevict.errors import InputError, NotAttachedError
-from qevict.hf import names
+from qevict.hf import names, saving
 from qevict.hf.compat import empty_layer
 from qevict.hf.layer import CacheLayer, Turn, refuse
 from qevict.hf.reading import check_rows
@@ -41,9 +46,25 @@ class Cache(TransformersCache):
         if getattr(model.config, "_attn_implementation", None) not in names.BASES:
             msg = "no policy is attached to this model; make the cache inside `with qevict.attach(model, policy):`"
             raise NotAttachedError(msg)
-        self.engine, turn = Engine.start(wire(model, policy)), Turn(model.config)
-        owned = range(self.engine.wiring.geometry.layers)
-        super().__init__(layers=[CacheLayer(index, self.engine, turn) for index in owned])
+        engine = Engine.start(wire(model, policy))
+        self._compose(engine, Turn(model.config), [None] * engine.wiring.geometry.layers)
+        self._model = weakref.ref(model)
+
+    def _compose(self, engine: Engine, turn: Turn, layers: Sequence[Any]) -> None:
+        """Put owned layers where there is None among the layers of the library."""
+        self.engine, self._model = engine, None
+        owned = itertools.count()
+        super().__init__(layers=[CacheLayer(next(owned), engine, turn) if own is None else own for own in layers])
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Cache":
+        self.engine.check_whole()
+        memo[id(self)] = other = Cache.__new__(Cache)
+        vars(other).update(copy.deepcopy(vars(self), memo))
+        return other
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        layers = [None if isinstance(layer, CacheLayer) else layer for layer in self.layers]
+        return _revive, (self.wiring, take(self.engine), layers)
 
     @property
     def wiring(self) -> Wiring:
@@ -159,6 +180,45 @@ class Cache(TransformersCache):
         """True positions held in a layer, lane by lane (rows, or rows x KV heads), whatever the tier."""
         return self.engine.kept_positions(layer)
 
+    def save(self, path: str | os.PathLike[str], model: Any = None) -> None:
+        """Write this cache, its policy included, to a file that :meth:`load` reads. Nothing in it is pickled.
+
+        The file takes the place of an older one only when it is complete.
+
+        Args:
+            path: the file; safetensors is its format.
+            model: the model that filled this cache; None for the one that it was made for. A cache that was pickled
+                does not know its model.
+
+        Raises:
+            PolicyFileError: a part of the policy has no registered name.
+            UnsupportedOperationError: no model is known, or a layer of the library holds what a file cannot.
+            InterruptedCacheError: a forward over the cache broke off half way.
+        """
+        model = self._model() if model is None and self._model is not None else model
+        if model is None:
+            refuse("save without its model", "it was pickled, or the model is gone; name it: save(path, model)")
+        saving.save(path, self.engine, self.library_layers, model)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], model: Any) -> "Cache":
+        """Read a cache that was saved; it goes on bit for bit where the saved one stood, under the policy in the file.
+
+        Args:
+            path: the file.
+            model: the model that filled the cache, or one with equal weights; a policy is attached to it.
+
+        Raises:
+            CacheFileError: the file is none, or damaged, or of another version, or the cache belongs to another model.
+            PolicyFileError: a part of the policy is not installed.
+            NotAttachedError: nothing is attached to the model.
+        """
+        with saving.opened(path) as saved:
+            saved.check_model(model)
+            cache = cls(model, saved.policy)
+            saved.fill(cache.engine, cache.library_layers)
+        return cache
+
     def nbytes(self) -> int:
         """Bytes of everything allocated for this cache."""
         return self.engine.nbytes
@@ -169,3 +229,11 @@ class Cache(TransformersCache):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.engine.clock.seen} tokens seen, {self.nbytes()} bytes, {self.policy!r})"
+
+
+def _revive(wiring: Wiring, snapshot: Snapshot, layers: Sequence[Any]) -> Cache:
+    """Unpickle a cache."""
+    cache, engine = Cache.__new__(Cache), Engine.start(wiring)
+    restore(engine, snapshot)
+    cache._compose(engine, Turn(None), layers)
+    return cache

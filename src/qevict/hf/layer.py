@@ -32,7 +32,12 @@ def plain_arithmetic(device: str) -> Iterator[None]:
 
 @attrs.define(eq=False)
 class Turn:
-    """The handshake between ``update`` and attention: whose keys are on the way. Shared by the layers of one cache."""
+    """The handshake between ``update`` and attention: whose keys are on the way. Shared by the layers of one cache.
+
+    Attributes:
+        config: of the model; None where the cache was pickled, which leaves its model behind.
+        pending: the layer whose keys are on the way.
+    """
 
     config: Any
     pending: "CacheLayer | None" = None
@@ -44,7 +49,8 @@ class Turn:
             NotAttachedError: the model does not attend through this library, so nobody would pick them up.
         """
         waiting, self.pending = self.pending, None
-        if waiting is not None or self.config._attn_implementation not in names.BASES:
+        attached = self.config is None or self.config._attn_implementation in names.BASES
+        if waiting is not None or not attached:
             msg = (
                 "nobody picks up the keys of this cache: use `with qevict.attach(model, policy):` around every forward "
                 "and generate that is given it, with the model that it was made for"
