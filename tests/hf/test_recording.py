@@ -125,7 +125,7 @@ def test_a_cache_that_broke_off_says_so() -> None:
             broken.play_into(cache)
         for ask in (
             cache.report,
-            cache.fork().report,
+            cache.fork,
             lambda: cache.kept_positions(0),
             lambda: recording.play_into(cache),
         ):

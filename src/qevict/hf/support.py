@@ -8,7 +8,7 @@ from qevict.contracts.values import Geometry
 from qevict.engine.wiring import Wiring
 from qevict.errors import PolicyError, UnsupportedModelError
 from qevict.hf.compat import INSTALLED, OLDEST
-from qevict.hf.layers import ruled, stock_layers, text_config
+from qevict.hf.layers import library_layers, text_config
 from qevict.hf.names import name_for
 from qevict.hf.rotary import read_rotary
 from qevict.policy import Policy
@@ -50,7 +50,7 @@ def wire(model: Any, policy: Policy) -> Wiring:
     config = text_config(model)
     heads = config.num_attention_heads
     geometry = Geometry(
-        layers=len(ruled(stock_layers(config))),
+        layers=library_layers(config).count(None),
         q_heads=heads,
         kv_heads=config.num_key_value_heads,
         head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
