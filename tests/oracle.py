@@ -321,7 +321,7 @@ def before_forwards(model: Any, note: Any) -> Iterator[None]:
         handle.remove()
 
 
-def play_again(model: Any, watch: list[list[Held]], ids: Tensor, mask: Tensor, **ask: Any) -> Any:
+def play_again(model: Any, watch: list[dict[int, Held]], ids: Tensor, mask: Tensor, **ask: Any) -> Any:
     """The same call of generate with a stock cache, each forward seeing what the policy held just before it.
 
     Args:
@@ -335,7 +335,8 @@ def play_again(model: Any, watch: list[list[Held]], ids: Tensor, mask: Tensor, *
     _PATCH = True
 
     def show(number: int) -> None:
-        _STEP[:] = watch[number]
+        _STEP.clear()
+        _STEP.update(watch[number])
 
     with oracle(model), before_forwards(model, show):
         return model.generate(ids, attention_mask=mask, **ask)

@@ -96,7 +96,7 @@ class TestC07BeamSearch:
             cache = session.cache()
 
             def note(_number: int) -> None:
-                watch.append([held(cache, model, layer) for layer in range(len(cache.engine.layers))])
+                watch.append({layer: held(cache, model, layer) for layer in range(len(cache.engine.layers))})
 
             with before_forwards(model, note):
                 out = session.generate(ids, attention_mask=mask, cache=cache, max_new_tokens=60, **ask, **SCORED)

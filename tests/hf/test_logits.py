@@ -19,7 +19,7 @@ from qevict.contracts.values import Geometry
 from qevict.engine.engine import Engine
 from qevict.engine.wiring import Wiring
 from qevict.hf import attention
-from qevict.hf.cache import CacheLayer, Turn
+from qevict.hf.layer import CacheLayer, Turn
 
 SIZES: Any = {
     "hidden_size": 64,

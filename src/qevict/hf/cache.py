@@ -55,7 +55,8 @@ class Cache(TransformersCache):
 
     def _compose(self, engine: Engine, turn: Turn, layers: Sequence[Any]) -> None:
         """Put owned layers where there is None among the layers of the library."""
-        self.engine, self._model = engine, None
+        self.engine = engine
+        self._model: weakref.ref[Any] | None = None
         super().__init__(layers=with_owned(layers, engine, turn))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Cache":
@@ -106,7 +107,7 @@ class Cache(TransformersCache):
         return keys, values
 
     def _check_in_step(self) -> None:
-        if len({layer.get_seq_length() for layer in self.layers}) > 1:
+        if len({self.get_seq_length(index) for index in range(len(self.layers))}) > 1:
             msg = "a forward over this cache broke off half way, so its layers disagree; start again with a new cache"
             raise InterruptedCacheError(msg)
 

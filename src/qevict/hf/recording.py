@@ -30,7 +30,7 @@ class Recording:
     """
 
     incoming: tuple[Incoming, ...]
-    others: dict[int, Any]
+    others: dict[int, Any] = attrs.field(factory=dict)
 
     @property
     def nbytes(self) -> int:
