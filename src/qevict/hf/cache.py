@@ -51,12 +51,11 @@ class Cache(TransformersCache):
             raise NotAttachedError(msg)
         config = text_config(model)
         self._compose(Engine.start(wire(model, policy)), Turn(config), library_layers(config))
-        self._model = weakref.ref(model)
+        self._model: weakref.ref[Any] | None = weakref.ref(model)
 
     def _compose(self, engine: Engine, turn: Turn, layers: Sequence[Any]) -> None:
         """Put owned layers where there is None among the layers of the library."""
-        self.engine = engine
-        self._model: weakref.ref[Any] | None = None
+        self.engine, self._model = engine, None
         super().__init__(layers=with_owned(layers, engine, turn))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Cache":
