@@ -156,7 +156,8 @@ class Cache(TransformersCache):
         self.engine.check_whole()
         if count:
             others = crop_layers(self.library_layers, count)
-            crop(self.engine, count)
+            if self.ruled_layers:
+                crop(self.engine, count)
             self.layers = [layer if isinstance(layer, CacheLayer) else next(others) for layer in self.layers]
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
