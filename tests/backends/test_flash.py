@@ -117,13 +117,11 @@ def test_a_query_that_sees_nothing_but_a_sink_logit(lanes: int, queries: int, so
     scene = make_scene(case, PAIRED, 8, 32)
     full = lay_out(scene, 1, filler=1e6).view
     encoded = tuple(attrs.evolve(each, hidden=torch.ones_like(each.hidden)) for each in full.encoded)
-    view = attrs.evolve(
-        full,
-        encoded=encoded,
-        hidden=torch.ones_like(full.hidden),
-        present=torch.zeros(full.windows.shape, dtype=torch.bool),
-        lengths=torch.zeros_like(full.lengths),
-    )
+    nothing: Any = {
+        "hidden": torch.ones_like(full.hidden),
+        "present": torch.zeros(full.windows.shape, dtype=torch.bool),
+    }
+    view = attrs.evolve(full, encoded=encoded, lengths=torch.zeros_like(full.lengths), **nothing)
     for query in (scene.query, attrs.evolve(scene.query, padded=True)):
         for backend in (FLASH, REFERENCE):
             got, alone = backend.attend(query, view, want_mass=True), backend.mass(query, view)
