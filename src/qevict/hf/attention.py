@@ -14,6 +14,7 @@ from transformers.masking_utils import eager_mask, sdpa_mask
 from qevict.engine.engine import Incoming
 from qevict.errors import InputError
 from qevict.hf.cache import CacheLayer, layer_of, plain_arithmetic
+from qevict.hf.compiling import outside_graphs
 from qevict.hf.names import BASES
 
 _OWN_MASK = "_qevict_mask"
@@ -50,10 +51,10 @@ def attend(
     layer = layer_of(key)
     if layer is None:
         return own(module, query, key, value, attention_mask, **kwargs)
-    layer.turn.end()
     return _through_engine(layer, own, module, query, key, value, attention_mask, kwargs), None
 
 
+@outside_graphs
 def _through_engine(
     layer: CacheLayer,
     own: Callable[..., tuple[Tensor, Tensor | None]],
@@ -64,6 +65,7 @@ def _through_engine(
     mask: Tensor | None,
     kwargs: dict[str, Any],
 ) -> Tensor:
+    layer.turn.end()
     position_ids = kwargs.get("position_ids")
     if position_ids is None:
         msg = f"{type(module).__name__} hands no position_ids to attention; this model cannot be served"

@@ -17,7 +17,9 @@ from qevict.engine.report import Report, make_report
 from qevict.engine.wiring import Wiring
 from qevict.errors import InputError, NotAttachedError, UnsupportedOperationError
 from qevict.hf import names
+from qevict.hf.compiling import outside_graphs
 from qevict.hf.support import wire
+from qevict.hf.unwrapping import unwrap
 from qevict.policy import Policy
 
 TAG = "_qevict_layer"
@@ -90,6 +92,7 @@ class CacheLayer(CacheLayerMixin):
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Nothing to do: the engine opens a layer at its first step."""
 
+    @outside_graphs
     def update(
         self, key_states: Tensor, value_states: Tensor, *_args: object, **_kwargs: object
     ) -> tuple[Tensor, Tensor]:
@@ -99,10 +102,12 @@ class CacheLayer(CacheLayerMixin):
         setattr(tagged, TAG, self)
         return tagged, value_states
 
+    @outside_graphs
     def get_seq_length(self) -> int:
         """Tokens seen, pads included; what is stored is another number."""
         return self.engine.clock.seen
 
+    @outside_graphs
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Masks speak of tokens seen."""
         return self.engine.clock.seen + query_length, 0
@@ -152,7 +157,7 @@ class Cache(TransformersCache):
     State lives here and nowhere else: caches on one model never disturb each other.
 
     Args:
-        model: a model that a policy is attached to.
+        model: a model that a policy is attached to, or what wraps it.
         policy: what rules this cache; it need not be the attached one.
 
     Raises:
@@ -162,6 +167,7 @@ class Cache(TransformersCache):
     """
 
     def __init__(self, model: Any, policy: Policy) -> None:
+        model = unwrap(model)
         if getattr(model.config, "_attn_implementation", None) not in names.BASES:
             msg = "no policy is attached to this model; make the cache inside `with qevict.attach(model, policy):`"
             raise NotAttachedError(msg)
