@@ -15,27 +15,58 @@ from torch import Tensor
 from transformers import (
     AttentionInterface,
     AttentionMaskInterface,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    GptOssConfig,
+    GptOssForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     LogitsProcessor,
     MistralConfig,
     MistralForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 from transformers.masking_utils import eager_mask
 
 import qevict
 from qevict.hf.compat import CACHE_ARGUMENT
 
+ROPE = {"rope_type": "default", "rope_theta": 10_000.0}
+HYBRID = ["sliding_attention", "full_attention", "sliding_attention"]
+WINDOW = {"sliding_window": 32}
+EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2}
+# A random Gemma at a larger initialisation repeats one token for ever.
+GEMMA = {"head_dim": 16, "query_pre_attn_scalar": 16, "initializer_range": 0.02, "layer_types": HYBRID}
+# So small a cap bends the small logits of such a model.
+SOFTCAP = {"attn_logit_softcapping": 0.2, "query_pre_attn_scalar": 1}
 FAMILIES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "llama": (LlamaForCausalLM, LlamaConfig, {}),
     "mistral": (MistralForCausalLM, MistralConfig, {"sliding_window": None}),
     "qwen2": (Qwen2ForCausalLM, Qwen2Config, {}),
     "qwen3": (Qwen3ForCausalLM, Qwen3Config, {"head_dim": 32}),
+    "qwen3_moe": (Qwen3MoeForCausalLM, Qwen3MoeConfig, EXPERTS | {"head_dim": 32, "moe_intermediate_size": 48}),
+    "phi3": (Phi3ForCausalLM, Phi3Config, {}),
+    "phi3_partial": (Phi3ForCausalLM, Phi3Config, {"rope_parameters": ROPE | {"partial_rotary_factor": 0.5}}),
+    "mistral_sliding": (MistralForCausalLM, MistralConfig, WINDOW),
+    "qwen2_sliding": (Qwen2ForCausalLM, Qwen2Config, WINDOW | {"use_sliding_window": True, "max_window_layers": 2}),
+    "gemma2": (Gemma2ForCausalLM, Gemma2Config, WINDOW | GEMMA | SOFTCAP),
+    "gemma3": (Gemma3ForCausalLM, Gemma3TextConfig, WINDOW | GEMMA),
+    "gpt_oss": (GptOssForCausalLM, GptOssConfig, WINDOW | EXPERTS | {"head_dim": 16, "layer_types": HYBRID}),
 }
+
+
+def impls(family: str) -> list[str]:
+    """The attention implementations that a family has."""
+    return ["eager"] if family in {"gemma2", "gpt_oss"} else ["sdpa", "eager"]
 
 
 def tiny(family: str = "llama", *, impl: str = "sdpa", seed: int = 0, **sizes: Any) -> Any:
@@ -94,7 +125,7 @@ class Held:
 
 
 def held(cache: Any, model: Any, index: int) -> Held:
-    """Read a layer's pools by hand: codes through their quantizer, positions through the model's own rotation."""
+    """Read a ruled layer's pools by hand: codes through their quantizer, positions through the model's own rotation."""
     engine, wiring = cache.engine, cache.wiring
     layer, clock, policy = engine.layers[index], engine.clock, cache.policy
     rows, heads, head_dim = len(clock.tokens), wiring.geometry.kv_heads, wiring.geometry.head_dim
@@ -130,7 +161,7 @@ def _blocks(layer: Any, model: Any, offset: Tensor) -> tuple[Tensor, Tensor]:
     segment = (records.place.long() + wiring.first_segment).clamp(min=0)
     shape = (wiring.heads, records.lines, policy.window_tokens, head_dim)
     keys, values = torch.zeros(shape), torch.zeros(shape)
-    apply = importlib.import_module(type(model).__module__).apply_rotary_pos_emb
+    apply = importlib.import_module(type(model.get_decoder()).__module__).apply_rotary_pos_emb
     for index, pool in enumerate(layer.pools):
         lines = (segment == index).nonzero()[:, 0]
         if not len(lines):
@@ -148,10 +179,21 @@ def _blocks(layer: Any, model: Any, offset: Tensor) -> tuple[Tensor, Tensor]:
         first = first + offset[records.lane_of()[lines] // wiring.lanes_per_row]
         positions = first[:, None] + torch.arange(policy.window_tokens)
         pre = for_keys.decode(parts["keys"], head_dim).transpose(0, 1)
-        cos, sin = model.base_model.rotary_emb(pre, positions)
+        rotary, layer_type = model.get_decoder().rotary_emb, ("full_attention",)
+        cos, sin = rotary(pre, positions, *layer_type if hasattr(rotary, "full_attention_inv_freq") else ())
         keys[:, lines] = apply(pre, pre, cos, sin)[1].transpose(0, 1)
         values[:, lines] = for_values.decode(parts["values"], head_dim)
     return keys, values
+
+
+def scores(layer: Any, name: str = "mass") -> list[list[float]]:
+    """A column of the scorer's state by lane, in order of position."""
+    found: list[dict[int, float]] = [{} for _ in range(layer.lanes)]
+    records = layer.records
+    lines = zip(records.lane_of().tolist(), records.window.tolist(), records.state[name].tolist(), strict=True)
+    for lane, window, value in lines:
+        found[lane][window] = value
+    return [[lane[window] for window in sorted(lane)] for lane in found]
 
 
 class Watch(LogitsProcessor):
@@ -159,15 +201,16 @@ class Watch(LogitsProcessor):
 
     def __init__(self, cache: Any, model: Any) -> None:
         self.cache, self.model = cache, model
-        self.steps: list[list[Held]] = []
+        self.steps: list[dict[int, Held]] = []
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        layers = range(len(self.cache.engine.layers))
-        self.steps.append([held(self.cache, self.model, layer) for layer in layers])
+        self.steps.append(
+            {layer: held(self.cache, self.model, own) for own, layer in enumerate(self.cache.ruled_layers)}
+        )
         return scores
 
 
-_STEP: list[Held] = []
+_STEP: dict[int, Held] = {}
 _PATCH = False
 
 
@@ -175,7 +218,7 @@ def _oracle_attention(
     module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **kwargs: Any
 ) -> Any:
     own = importlib.import_module(type(module).__module__).eager_attention_forward
-    if _STEP:
+    if module.layer_idx in _STEP:
         now = _STEP[module.layer_idx]
         old = now.keep.shape[2]
         if _PATCH:
@@ -207,7 +250,7 @@ def oracle(model: Any) -> Iterator[None]:
 
 
 @torch.no_grad()
-def replay(model: Any, sequences: Tensor, mask: Tensor, watch: list[list[Held]], *, patch: bool) -> list[Tensor]:
+def replay(model: Any, sequences: Tensor, mask: Tensor, watch: list[dict[int, Held]], *, patch: bool) -> list[Tensor]:
     """Logits of a full run over the same tokens, each later step seeing only what the policy held before it.
 
     Args:
@@ -227,7 +270,8 @@ def replay(model: Any, sequences: Tensor, mask: Tensor, watch: list[list[Held]],
         out = model(sequences[:, :width], attention_mask=mask, position_ids=positions, **{CACHE_ARGUMENT: cache})
         found.append(out.logits[:, -1])
         for step in range(1, len(watch)):
-            _STEP[:] = watch[step - 1]
+            _STEP.clear()
+            _STEP.update(watch[step - 1])
             mask = torch.cat((mask, torch.ones_like(mask[:, :1])), dim=1)
             position = mask.sum(1, keepdim=True) - 1
             new = sequences[:, width + step - 1 : width + step]
@@ -242,7 +286,7 @@ class Run:
 
     sequences: Tensor
     logits: list[Tensor]
-    watch: list[list[Held]]
+    watch: list[dict[int, Held]]
     cache: Any
 
 

@@ -94,3 +94,7 @@ class PluginError(QevictError, RuntimeError):
 
 class ModelError(QevictError, RuntimeError):
     """A model could not be fetched, converted or loaded, or its tokenizer cannot do what is asked."""
+
+
+class NothingRuledWarning(UserWarning):
+    """No layer of the model keeps every token, so that a policy has nothing to decide."""

@@ -4,9 +4,11 @@ from typing import Any
 
 import pytest
 import torch
+from tests.oracle import tiny
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+from transformers.models.phi3 import modeling_phi3 as phi3
 
 from qevict.contracts.rotary import Rotary
 from qevict.errors import UnsupportedModelError
@@ -175,8 +177,19 @@ def test_position_zero_leaves_a_key_as_it_is_up_to_the_amplitude(model: LlamaFor
     ],
 )
 def test_tables_that_change_while_generating_are_refused(rope_type: str, parameters: dict[str, Any]) -> None:
-    with pytest.raises(UnsupportedModelError, match=f"{rope_type}.*supported: default, linear, llama3, yarn"):
+    with pytest.raises(UnsupportedModelError, match=f"{rope_type}.*exact are: default, linear, llama3, yarn"):
         read_rotary(llama(rope_type, parameters))
+
+
+def test_partial_rope_turns_the_first_channels_as_the_model_does() -> None:
+    model, keys = tiny("phi3_partial", head_dim=HEAD_DIM), keys_at_random(200)
+    rotary, positions = read_rotary(model), torch.arange(200) + 150
+    cos, sin = model.model.rotary_emb(keys, positions[None])
+    turned = rotary.rotate(keys, positions)
+    assert rotary.rotary_dim == HEAD_DIM // 2
+    assert torch.equal(turned, phi3.apply_rotary_pos_emb(keys, keys, cos, sin)[1])
+    assert torch.equal(turned[..., HEAD_DIM // 2 :], keys[..., HEAD_DIM // 2 :])
+    torch.testing.assert_close(rotary.unrotate(turned, positions), keys, atol=5e-6, rtol=0)
 
 
 def test_a_model_without_a_rotary_module_is_refused() -> None:

@@ -34,7 +34,8 @@ class FlashAttention(AttentionBackend):
         operator = fused_operator(setting.device)
         fused = f"aten::{operator}" if operator else "plain torch, as this build has no fused operator for it"
         reads = [readable(keys, values, setting.window_tokens) for keys, values in setting.codecs]
-        codes = "" if not reads else ", codes read in place" if all(reads) else ", codes decoded at every step"
+        in_place = all(reads) and not setting.partial_rotary
+        codes = "" if not reads else ", codes read in place" if in_place else ", codes decoded at every step"
         return f"on {setting.device.type} through {fused}{codes}"
 
     def attend(self, query: Query, view: View, *, want_mass: bool) -> Attended:

@@ -64,8 +64,9 @@ def _shelves(view: View, lanes: int) -> list[_Read]:
         found.append(_EvenShelf(Shelf(view.keys, view.values, view.regions, view.hidden, view.slots), lanes))
     column = view.slots.shape[1]
     for segment in view.encoded:
-        if readable(segment.keys, segment.values, view.keys.shape[2]):
-            assert view.rotary is not None
+        assert view.rotary is not None
+        whole = view.rotary.rotary_dim == view.keys.shape[3]
+        if whole and readable(segment.keys, segment.values, view.keys.shape[2]):
             first = first_positions(view, segment.slots, column, sum(segment.regions))
             positions = first + per_slot(view.rotary_offset, segment.regions)
             found.append(CodedShelf(segment, lanes, view.keys.shape[2], view.rotary, positions))

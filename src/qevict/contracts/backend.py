@@ -153,12 +153,14 @@ class Setting:
         dtype: dtype in which full precision is stored.
         window_tokens: tokens of a window.
         codecs: quantizers of keys and values of the encoded tiers.
+        partial_rotary: only some channels of a key turn with its position.
     """
 
     device: torch.device
     dtype: torch.dtype
     window_tokens: int
     codecs: tuple[tuple[Quantizer, Quantizer], ...]
+    partial_rotary: bool = False
 
 
 class AttentionBackend(ABC):

@@ -17,7 +17,8 @@ class Rotary:
     """RoPE in the half-split pairing, built by the Hugging Face floor from the model's own module.
 
     Channel ``i`` and ``i + pairs`` of a key turn together by ``position * inverse_frequencies[i]`` and are scaled by
-    ``amplitude`` (1 for plain, linear and llama3 tables; larger for yarn).
+    ``amplitude`` (1 for plain, linear and llama3 tables; larger for yarn). Channels from ``rotary_dim`` on stay as they
+    are (partial RoPE).
 
     Laws:
         * ``rotate`` equals the model's own function on the same tables (fp32: bit for bit).
@@ -41,7 +42,7 @@ class Rotary:
 
     @property
     def rotary_dim(self) -> int:
-        """Channels that turn."""
+        """Channels that turn, the first of each key."""
         return 2 * self.inverse_frequencies.shape[0]
 
     def rotate(
@@ -72,10 +73,13 @@ class Rotary:
 
 
 def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Multiply channel pairs, half against half, by ``cos + i sin``."""
-    first, second = x.chunk(2, dim=-1)
+    """Multiply channel pairs, half against half, by ``cos + i sin``; further channels are copied."""
+    pairs = cos.shape[-1]
+    rest = x.shape[-1] - 2 * pairs
     turned = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    low, high = turned.chunk(2, dim=-1)
+    first, second, still = x.split((pairs, pairs, rest), dim=-1)
+    low, high, kept = turned.split((pairs, pairs, rest), dim=-1)
     torch.mul(first, cos, out=low).sub_(second * sin)
     torch.mul(second, cos, out=high).add_(first * sin)
+    kept.copy_(still)
     return turned

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from qevict.contracts.backend import View
-from qevict.contracts.values import Need, Observation
+from qevict.contracts.values import Geometry, Need, Observation
 from qevict.engine import event, tally
 from qevict.engine.checks import check_state
 from qevict.engine.clock import Arrival, Clock, refuse
@@ -19,7 +19,7 @@ from qevict.engine.records import Grid
 from qevict.engine.stack import Stack
 from qevict.engine.tally import Tally
 from qevict.engine.wiring import Wiring
-from qevict.errors import InterruptedCacheError
+from qevict.errors import InterruptedCacheError, UnsupportedModelError
 
 Native = Callable[[Tensor, Tensor], Tensor]
 """The model's own attention over ``[rows, kv_heads, tokens, head_dim]`` keys and values, masks and all."""
@@ -118,7 +118,7 @@ class Engine:
         """One layer's part of a forward.
 
         Args:
-            index: which of the owned layers; they come in order.
+            index: which of the layers that the policy rules; they come in order.
             incoming: queries, keys, values and what belongs to them.
 
         Returns:
@@ -150,6 +150,7 @@ class Engine:
             landing = land(self.wiring, arrival, self.clock.offset)
             self.forward = Forward(arrival, landing, look_at(self.wiring, self.clock, arrival))
         if len(self.layers) == index:
+            _check_sizes(self.wiring.geometry, incoming)
             self.layers.append(Layer.open(self.wiring, incoming.query.shape[0], incoming.keys.device))
         assert self.forward is not None
         return self.forward
@@ -237,6 +238,20 @@ class Engine:
     def _ask_for_faults(self) -> None:
         assert self.clock.faults is not None
         refuse(*self.clock.faults.tolist())
+
+
+def _check_sizes(geometry: Geometry, incoming: Incoming) -> None:
+    """Hold the tensors to what the model's configuration says, before the first is stored."""
+    said = (geometry.q_heads, geometry.kv_heads, geometry.head_dim, geometry.head_dim)
+    query, keys, values = incoming.query, incoming.keys, incoming.values
+    found = (query.shape[1], keys.shape[1], keys.shape[3], values.shape[3])
+    if said != found:
+        msg = (
+            f"the model's configuration gives {said} as query heads, KV heads, and channels of keys and of values, its "
+            f"attention works on {found}; such a model (split over processes, or with keys and values of different "
+            f"widths) is not supported"
+        )
+        raise UnsupportedModelError(msg)
 
 
 def _observe(

@@ -25,16 +25,19 @@ class Report:
 
     Attributes:
         tokens: true tokens of each row.
+        ruled_layers: layers of the model that the policy rules.
         exact_bytes: bytes of everything allocated.
-        paper_bytes: bytes in the paper's accounting: codes times 1.05, full precision, no bookkeeping, and no codes of
-            windows that were promoted.
-        full_bytes: what a full cache in the stored dtype would hold.
-        budget_bytes: what the rows may hold together; None for no limit, or no tokens yet.
+        paper_bytes: bytes of the ruled layers in the paper's accounting: codes times 1.05, full precision, no
+            bookkeeping, and no codes of windows that were promoted.
+        full_bytes: what a full cache would hold: every token of the ruled layers in the stored dtype, and the other
+            layers as they are.
+        budget_bytes: what the rows may hold together in the ruled layers; None for no limit, or no tokens yet.
         overshoot_bytes: how far the cache exceeds the budget: its protected tokens alone are too many, the prompt is
             still coming, rows are below ``min_tokens``, or the paper's accounting is billed.
         bytes_by_kind: exact bytes, which add up to ``exact_bytes``: windows in full precision, codes, scales and zero
             points (whatever a code takes beyond its bits), ledger copies (codes of windows that live in a hotter tier),
-            free slots, sinks, scorer state, tables (identity, place, slots, extents), clock and rotary table.
+            free slots, sinks, scorer state, tables (identity, place, slots, extents), clock and rotary table, and the
+            layers that are not ruled: those with a sliding window stay the library's own, outside of the budget.
         bytes_by_tier: bytes of the windows that live in each tier; the sinks and the windows not ranked yet are
             ``"protected"``.
         windows: live windows by tier, and those not ranked yet (room for the tokens until the next event included),
@@ -48,6 +51,7 @@ class Report:
     """
 
     tokens: tuple[int, ...]
+    ruled_layers: int
     exact_bytes: int
     paper_bytes: int
     full_bytes: int
@@ -84,8 +88,12 @@ class Report:
         return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
 
 
-def make_report(engine: Engine) -> Report:
+def make_report(engine: Engine, unruled_bytes: int = 0) -> Report:
     """Read a cache's state; asks the device for the number of windows by tier.
+
+    Args:
+        engine: the ruled layers.
+        unruled_bytes: what the other layers of the cache hold.
 
     Raises:
         InterruptedCacheError: a forward over the cache broke off half way.
@@ -100,12 +108,13 @@ def make_report(engine: Engine) -> Report:
     exact, totals, windows = engine.nbytes, [layer.totals for layer in engine.layers], _windows(engine)
     return Report(
         tokens=tokens,
-        exact_bytes=exact,
+        ruled_layers=geometry.layers,
+        exact_bytes=exact + unruled_bytes,
         paper_bytes=_paper_bytes(engine),
-        full_bytes=sum(tokens) * token_bytes,
+        full_bytes=sum(tokens) * token_bytes + unruled_bytes,
         budget_bytes=budget,
         overshoot_bytes=0 if budget is None else max(0, exact - budget),
-        bytes_by_kind=_bytes_by_kind(engine),
+        bytes_by_kind=_bytes_by_kind(engine) | {"layers not ruled": unruled_bytes},
         bytes_by_tier=bytes_by_tier(engine.wiring, windows, sum(map(_sink_bytes, engine.layers))),
         windows=windows,
         promotions=sum(total.promotions for total in totals),

@@ -47,7 +47,9 @@ def _groups(report: "Report") -> tuple[list[tuple[str, str, int]], ...]:
 def _in_words(report: "Report") -> str:
     tokens = ", ".join(map(str, report.tokens)) or "no"
     over = f"; over the budget by {in_units(report.overshoot_bytes)}" if report.overshoot_bytes else ""
+    hybrid = report.bytes_by_kind["layers not ruled"] or not report.ruled_layers
+    ruled = f"; layers ruled by the policy: {report.ruled_layers}" if hybrid else ""
     return (
-        f"{tokens} tokens; full precision in {report.dtype}; {report.promotions} promotions, {report.demotions} "
+        f"{tokens} tokens{ruled}; full precision in {report.dtype}; {report.promotions} promotions, {report.demotions} "
         f"demotions, {report.evictions} evictions{over}; backend {report.backend} ({report.backend_reason})"
     )

@@ -41,7 +41,9 @@ class Wiring:
     @cached_property
     def choice(self) -> Choice:
         """What attends, and why."""
-        return choose(self.policy, Setting(self.device, self.geometry.dtype, self.policy.window_tokens, self.codecs))
+        partial = self.rotary is not None and self.rotary.rotary_dim < self.geometry.head_dim
+        setting = Setting(self.device, self.geometry.dtype, self.policy.window_tokens, self.codecs, partial)
+        return choose(self.policy, setting)
 
     @property
     def backend(self) -> AttentionBackend:
@@ -197,6 +199,8 @@ class Wiring:
     def lane_budgets(self, tokens: int) -> tuple[int | None, ...]:
         """Bytes that one lane of a row of ``tokens`` tokens may take, by layer; None for no limit."""
         layers, policy = self.geometry.layers, self.policy
+        if not layers:
+            return ()
         if policy.budget is None or tokens < policy.min_tokens:
             return (None,) * layers
         total = policy.budget.row_bytes(stepped(tokens), self.geometry.token_bytes * layers)

@@ -1,5 +1,6 @@
 """Attach a policy to a model, and take it off again without a trace."""
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -8,7 +9,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from qevict.errors import InputError, UnsupportedModelError, UnsupportedOperationError
+from qevict.errors import InputError, NothingRuledWarning, UnsupportedModelError, UnsupportedOperationError
 from qevict.hf import attention
 from qevict.hf.cache import Cache
 from qevict.hf.compat import CACHE_ARGUMENT
@@ -92,7 +93,7 @@ class Session:
             check_ids(input_ids)
         _refuse_modes(self.model, kwargs)
         cache = self.cache() if cache is None else cache
-        if not cache.engine.clock.seen:
+        if not cache.get_seq_length():
             cache.expect(new.shape[1])
         elif kwargs.get("attention_mask") is None or kwargs["attention_mask"].shape[1] == new.shape[1]:
             kwargs["attention_mask"] = _whole_mask(cache, new, kwargs.get("attention_mask"))
@@ -115,8 +116,15 @@ def attach(model: Any, policy: Policy) -> Iterator[Session]:
     Raises:
         UnsupportedModelError: the model cannot be served.
         PolicyError: the policy does not fit the model.
+
+    Warns:
+        NothingRuledWarning: all layers have sliding windows.
     """
-    wire(model, policy)
+    if not wire(model, policy).geometry.layers:
+        msg = (
+            f"every layer of {type(model).__name__} has a sliding window and stays the library's own: nothing is ruled"
+        )
+        warnings.warn(msg, NothingRuledWarning, stacklevel=3)
     if model.device.type == "meta":
         msg = f"{type(model).__name__} cannot be served: its weights are not loaded (meta device)"
         raise UnsupportedModelError(msg)
@@ -173,6 +181,12 @@ def _refuse_modes(model: Any, kwargs: dict[str, Any]) -> None:
 def _whole_mask(cache: Cache, inputs: Tensor, new: Tensor | None) -> Tensor:
     """The mask over everything seen and the new tokens, from what the cache knows of its left pads."""
     clock, (rows, tokens) = cache.engine.clock, inputs.shape[:2]
+    if not cache.ruled_layers:
+        msg = (
+            "the policy rules no layer of this model, so the cache knows nothing of the pads that it has seen; give an "
+            "attention_mask over all tokens, those of the cache and the new ones"
+        )
+        raise InputError(msg)
     if clock.tokens and len(clock.tokens) != rows:
         msg = f"the cache holds {len(clock.tokens)} rows, the inputs have {rows}"
         raise InputError(msg)

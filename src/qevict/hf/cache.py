@@ -15,9 +15,10 @@ from qevict.engine.clock import Clock
 from qevict.engine.engine import Engine, Incoming
 from qevict.engine.report import Report, make_report
 from qevict.engine.wiring import Wiring
-from qevict.errors import InputError, NotAttachedError, UnsupportedOperationError
+from qevict.errors import InputError, InterruptedCacheError, NotAttachedError, UnsupportedOperationError
 from qevict.hf import names
 from qevict.hf.compiling import outside_graphs
+from qevict.hf.layers import ruled, stock_layers, storage_bytes, text_config
 from qevict.hf.support import wire
 from qevict.hf.unwrapping import unwrap
 from qevict.policy import Policy
@@ -151,8 +152,20 @@ class CacheLayer(CacheLayerMixin):
         _refuse("offloading", "a policy decides where bytes live")
 
 
+def lay_out(model: Any, engine: Steps) -> list[Any]:
+    """A layer for each layer of the model: one that hands its tokens to the engine where the policy rules."""
+    config = text_config(model)
+    layers, turn = stock_layers(config), Turn(config)
+    for own, index in enumerate(ruled(layers)):
+        layers[index] = CacheLayer(own, engine, turn)
+    return layers
+
+
 class Cache(TransformersCache):
     """A KV cache that a policy rules: give it to ``model.generate`` or to a forward while the policy is attached.
+
+    The policy rules the layers that keep every token. Layers with a sliding window stay the library's own: they drop
+    tokens by themselves, and count neither for the budget nor against it.
 
     State lives here and nowhere else: caches on one model never disturb each other.
 
@@ -171,14 +184,45 @@ class Cache(TransformersCache):
         if getattr(model.config, "_attn_implementation", None) not in names.BASES:
             msg = "no policy is attached to this model; make the cache inside `with qevict.attach(model, policy):`"
             raise NotAttachedError(msg)
-        self.engine, turn = Engine.start(wire(model, policy)), Turn(model.config)
-        owned = range(self.engine.wiring.geometry.layers)
-        super().__init__(layers=[CacheLayer(index, self.engine, turn) for index in owned])
+        self.engine = Engine.start(wire(model, policy))
+        super().__init__(layers=lay_out(model, self.engine))
+
+    def __bool__(self) -> bool:
+        """False: Phi-3 drops a cache that is true, and so the policy, where a text outgrows its first context."""
+        return False
 
     @property
     def wiring(self) -> Wiring:
         """Sizes and prices."""
         return self.engine.wiring
+
+    @property
+    def ruled_layers(self) -> tuple[int, ...]:
+        """Indices of the layers of the model that the policy rules."""
+        return tuple(index for index, layer in enumerate(self.layers) if isinstance(layer, CacheLayer))
+
+    @property
+    def other_layers(self) -> list[Any]:
+        """Layers that stay the library's own."""
+        return [layer for layer in self.layers if not isinstance(layer, CacheLayer)]
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Take the new keys and values of a layer.
+
+        Raises:
+            InterruptedCacheError: an earlier forward broke off, so that some layers have seen more than others.
+        """
+        if layer_idx == 0 and self.engine.wiring.geometry.layers < len(self.layers):
+            self._check_in_step()
+        keys, values = super().update(key_states, value_states, layer_idx, *args, **kwargs)
+        return keys, values
+
+    def _check_in_step(self) -> None:
+        if len({layer.get_seq_length() for layer in self.layers}) > 1:
+            msg = "a forward over this cache broke off half way, so its layers disagree; start again with a new cache"
+            raise InterruptedCacheError(msg)
 
     @property
     def policy(self) -> Policy:
@@ -196,7 +240,7 @@ class Cache(TransformersCache):
         if prompt_tokens < 1:
             msg = f"a prompt has at least 1 token, got prompt_tokens={prompt_tokens}"
             raise InputError(msg)
-        if self.engine.clock.seen:
+        if self.get_seq_length():
             _refuse("expect", "announce the prompt before the first forward")
         self.engine.clock.prompt_tokens = prompt_tokens
 
@@ -205,19 +249,26 @@ class Cache(TransformersCache):
         return copy.deepcopy(self)
 
     def kept_positions(self, layer: int) -> list[list[int]]:
-        """True positions held in a layer, lane by lane (rows, or rows x KV heads), whatever the tier."""
-        return self.engine.kept_positions(layer)
+        """True positions held in a layer of the model, lane by lane (rows, or rows x KV heads), whatever the tier.
+
+        Raises:
+            InputError: the policy does not rule that layer.
+        """
+        if layer not in self.ruled_layers:
+            msg = f"layer {layer} is not ruled by the policy; ruled layers: {', '.join(map(str, self.ruled_layers))}"
+            raise InputError(msg)
+        return self.engine.kept_positions(self.ruled_layers.index(layer))
 
     def nbytes(self) -> int:
-        """Bytes of everything allocated for this cache."""
-        return self.engine.nbytes
+        """Bytes of everything allocated for this cache, the library's own layers included."""
+        return self.engine.nbytes + storage_bytes(self.other_layers)
 
     def report(self) -> Report:
         """Bytes by kind, windows by tier, moves."""
-        return make_report(self.engine)
+        return make_report(self.engine, storage_bytes(self.other_layers))
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.engine.clock.seen} tokens seen, {self.nbytes()} bytes, {self.policy!r})"
+        return f"{type(self).__name__}({self.get_seq_length()} tokens seen, {self.nbytes()} bytes, {self.policy!r})"
 
 
 def _refuse(what: str, remedy: str) -> NoReturn:

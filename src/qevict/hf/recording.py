@@ -1,5 +1,6 @@
 """A prompt that the model reads once, to be taken by the caches of many policies."""
 
+import copy
 from typing import Any
 
 import attrs
@@ -9,7 +10,8 @@ from transformers.cache_utils import Cache as TransformersCache
 from qevict.engine.clock import Clock
 from qevict.engine.engine import Incoming
 from qevict.errors import UnsupportedOperationError
-from qevict.hf.cache import Cache, CacheLayer, Turn, plain_arithmetic
+from qevict.hf.cache import Cache, CacheLayer, lay_out, plain_arithmetic
+from qevict.hf.layers import storage_bytes
 from qevict.hf.reading import read_into
 
 
@@ -18,18 +20,22 @@ class Recording:
     """What the attention of each layer was given when a prompt was read.
 
     A policy compresses when the prompt has ended, so nothing that a layer computes for the prompt depends on the
-    policy: one recording serves them all. It holds queries, keys and values of every token in every layer.
+    policy: one recording serves them all. It holds queries, keys and values of every token in every layer that a policy
+    rules, and the other layers as they are after the prompt.
 
     Attributes:
-        incoming: by layer.
+        incoming: by layer that a policy rules.
+        others: the library's own layers, by index.
     """
 
     incoming: tuple[Incoming, ...]
+    others: dict[int, Any]
 
     @property
     def nbytes(self) -> int:
         """Bytes of the recorded tensors."""
-        return sum(layer.query.nbytes + layer.keys.nbytes + layer.values.nbytes for layer in self.incoming)
+        recorded = sum(layer.query.nbytes + layer.keys.nbytes + layer.values.nbytes for layer in self.incoming)
+        return recorded + storage_bytes(list(self.others.values()))
 
     def play_into(self, cache: Cache) -> None:
         """Let an empty cache take the prompt as if the model had read it; scores, routing and bytes are the same.
@@ -38,6 +44,9 @@ class Recording:
             UnsupportedOperationError: the cache has seen tokens, or belongs to a model of another shape.
             InterruptedCacheError: a forward over the cache broke off half way.
         """
+        if not self.incoming:
+            msg = "no layer of the recorded model can be ruled by a policy; read the prompt with session.prefill"
+            raise UnsupportedOperationError(msg)
         engine, first = cache.engine, self.incoming[0]
         geometry = engine.wiring.geometry
         shape = (geometry.layers, geometry.q_heads, geometry.kv_heads, geometry.head_dim)
@@ -50,6 +59,8 @@ class Recording:
             )
             raise UnsupportedOperationError(msg)
         cache.expect(first.query.shape[2])
+        for index, layer in self.others.items():
+            cache.layers[index] = copy.deepcopy(layer)
         with plain_arithmetic(first.query.device.type):
             for index, incoming in enumerate(self.incoming):
                 engine.step(index, incoming)
@@ -79,7 +90,8 @@ def record(model: Any, input_ids: Tensor, attention_mask: Tensor | None = None) 
     Raises:
         InputError: the prompt is empty.
     """
-    recorder, turn = _Recorder(), Turn(model.config)
-    layers: list[Any] = [CacheLayer(index, recorder, turn) for index in range(model.config.num_hidden_layers)]
+    recorder = _Recorder()
+    layers = lay_out(model, recorder)
     read_into(TransformersCache(layers=layers), model, input_ids, attention_mask)
-    return Recording(tuple(recorder.incoming))
+    others = {index: layer for index, layer in enumerate(layers) if not isinstance(layer, CacheLayer)}
+    return Recording(tuple(recorder.incoming), others)

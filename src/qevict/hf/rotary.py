@@ -8,28 +8,29 @@ from qevict.errors import UnsupportedModelError
 EXACT_ROPE_TYPES = frozenset({"default", "linear", "llama3", "yarn"})
 """Tables that stay the same while a model generates, so that an old key can be turned back exactly."""
 
-
-def rope_type(config: Any) -> str:
-    """The kind of rotary table that a configuration asks for."""
-    parameters = getattr(config, "rope_parameters", None) or {}
-    return str(parameters.get("rope_type", "default"))
+_BY_LAYER_TYPE = "full_attention"
+"""Prefix of the table of the ruled layers, where a model has a table for each type of layer (Gemma-3)."""
 
 
 def read_rotary(model: Any) -> Rotary:
-    """The model's rotary table, as a copy.
+    """The table by which the keys of the ruled layers turn, as a copy.
 
     Raises:
         UnsupportedModelError: the model has no rotary module of the known form, or its table changes on the way.
     """
-    module = getattr(model.base_model, "rotary_emb", None)
-    kind = rope_type(model.config)
+    module = getattr(model.get_decoder(), "rotary_emb", None)
+    prefix = f"{_BY_LAYER_TYPE}_" if hasattr(module, f"{_BY_LAYER_TYPE}_inv_freq") else ""
+    frequencies = getattr(module, f"{prefix}inv_freq", None)
+    if frequencies is None:
+        msg = f"{type(model).__name__} has no rotary module of the known form (decoder.rotary_emb.inv_freq)"
+        raise UnsupportedModelError(msg)
+    kind = getattr(module, "rope_type", "default")
+    kind = kind[_BY_LAYER_TYPE] if isinstance(kind, dict) else kind
     if kind not in EXACT_ROPE_TYPES:
         msg = (
-            f"RoPE type {kind!r} changes its frequencies while generating, so stored keys cannot be turned back; "
-            f"supported: {', '.join(sorted(EXACT_ROPE_TYPES))}"
+            f"{type(model).__name__} cannot be served by a policy that quantizes: RoPE of type {kind!r} changes its "
+            f"frequencies with the length of the text, so that stored keys cannot be turned back; exact are: "
+            f"{', '.join(sorted(EXACT_ROPE_TYPES))}; policies whose tiers keep full precision can be used"
         )
         raise UnsupportedModelError(msg)
-    if module is None or not hasattr(module, "inv_freq"):
-        msg = f"{type(model).__name__} has no rotary module of the known form (base_model.rotary_emb.inv_freq)"
-        raise UnsupportedModelError(msg)
-    return Rotary(module.inv_freq.detach().float().clone(), float(getattr(module, "attention_scaling", 1.0)))
+    return Rotary(frequencies.detach().float().clone(), float(getattr(module, f"{prefix}attention_scaling", 1.0)))

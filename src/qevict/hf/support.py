@@ -8,11 +8,15 @@ from qevict.contracts.values import Geometry
 from qevict.engine.wiring import Wiring
 from qevict.errors import PolicyError, UnsupportedModelError
 from qevict.hf.compat import INSTALLED, OLDEST
+from qevict.hf.layers import ruled, stock_layers, text_config
 from qevict.hf.rotary import read_rotary
 from qevict.policy import Policy
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
-"""``config.model_type`` of the families whose attention is checked by tests."""
+FAMILIES = ("gemma2", "gemma3_text", "gpt_oss", "llama", "mistral", "phi3", "qwen2", "qwen3", "qwen3_moe")
+"""``model_type`` of the text configurations whose attention is checked by tests."""
+
+WRAPPERS = ("gemma3", "llava")
+"""``model_type`` of models of several modalities that hold one of the families, and are served as they read text."""
 
 
 def check_model(model: Any) -> None:
@@ -25,7 +29,7 @@ def check_model(model: Any) -> None:
     if config is None or not hasattr(model, "set_attn_implementation"):
         msg = f"a policy attaches to a transformers model, got {type(model).__name__}"
         raise UnsupportedModelError(msg)
-    for reason in (check(model, config) for check in _CHECKS):
+    for reason in (check(model, text_config(model)) for check in _CHECKS):
         if reason:
             msg = f"{type(model).__name__} cannot be served: {reason}"
             raise UnsupportedModelError(msg)
@@ -42,25 +46,19 @@ def wire(model: Any, policy: Policy) -> Wiring:
     if not isinstance(policy, Policy):
         msg = f"a policy is wanted, got {policy!r}; make one, such as qevict.policies.qevict('20 %'), or load a file"
         raise PolicyError(msg)
-    config = model.config
+    config = text_config(model)
     heads = config.num_attention_heads
     geometry = Geometry(
-        layers=config.num_hidden_layers,
+        layers=len(ruled(stock_layers(config))),
         q_heads=heads,
         kv_heads=config.num_key_value_heads,
         head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
         dtype=policy.dtype or model.dtype,
     )
     encodes = any(tier.codec is not None for tier in policy.tiers)
-    # A table is read even if nothing is encoded, so that a model whose keys cannot be turned is refused either way.
-    rotary = read_rotary(model)
-    if rotary.rotary_dim != geometry.head_dim:
-        msg = (
-            f"only {rotary.rotary_dim} of {geometry.head_dim} channels turn (partial RoPE), which is not supported yet"
-        )
-        raise UnsupportedModelError(msg)
+    rotary = read_rotary(model) if encodes and geometry.layers else None
     device = torch.device("cpu") if model.device.type == "meta" else model.device  # a sketch runs nowhere
-    wiring = Wiring(policy, geometry, rotary if encodes else None, device)
+    wiring = Wiring(policy, geometry, rotary, device)
     wiring.check()
     return wiring
 
@@ -71,19 +69,35 @@ def _old_library(_model: Any, _config: Any) -> str | None:
     return None
 
 
-def _wrong_family(_model: Any, config: Any) -> str | None:
-    if getattr(config, "is_encoder_decoder", False):
+def _other_cache(model: Any, config: Any) -> str | None:
+    """What cannot be honoured whatever the family: its cache holds something else than keys and values by token."""
+    if getattr(model.config, "is_encoder_decoder", False):
         return "encoder-decoder models keep a second, cross-attention cache"
-    if config.model_type not in FAMILIES:
-        return f"model type {config.model_type!r} is not supported yet; supported: {', '.join(FAMILIES)}"
+    if getattr(config, "kv_lora_rank", None):
+        return "multi-head latent attention (MLA) caches one latent vector per token, not the keys and values of heads"
+    if getattr(config, "num_kv_shared_layers", 0):
+        return "some of its layers attend to the keys and values of other layers"
+    if getattr(config, "use_bidirectional_attention", False):
+        return "its attention is not causal"
     return None
 
 
-def _sliding(_model: Any, config: Any) -> str | None:
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    uses_window = getattr(config, "use_sliding_window", True) and getattr(config, "sliding_window", None)
-    if kinds != {"full_attention"} or (uses_window and config.model_type == "mistral"):
-        return "it has sliding-window layers, which already drop tokens; they are not supported yet"
+def _wrong_family(model: Any, config: Any) -> str | None:
+    if config.model_type not in FAMILIES:
+        return f"model type {config.model_type!r} is not supported; supported: {', '.join(FAMILIES)}"
+    outer = model.config.model_type
+    if config is not model.config and outer not in WRAPPERS:
+        return (
+            f"models of type {outer!r} around a text model are not supported; supported: {', '.join(WRAPPERS)}; else "
+            "load the text model alone"
+        )
+    return None
+
+
+def _odd_layers(_model: Any, config: Any) -> str | None:
+    known = {"full_attention", "sliding_attention"}
+    if unknown := sorted(set(getattr(config, "layer_types", None) or ()) - known):
+        return f"it has layers of type {', '.join(unknown)}; supported: {', '.join(sorted(known))}"
     return None
 
 
@@ -109,4 +123,4 @@ def _several_devices(model: Any, _config: Any) -> str | None:
 
 
 # In this order: what a later check reads of a configuration is there once the family is known.
-_CHECKS = (_old_library, _wrong_family, _sliding, _training, _odd_heads, _several_devices)
+_CHECKS = (_old_library, _other_cache, _wrong_family, _odd_layers, _training, _odd_heads, _several_devices)
