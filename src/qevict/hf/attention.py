@@ -112,9 +112,7 @@ def _check_call(module: torch.nn.Module, mask: Tensor | None, kwargs: dict[str, 
         msg = "the model is in training mode, and a policy serves inference only; call model.eval() first"
         raise UnsupportedModelError(msg)
     if kwargs.get("use_cache") is False:
-        msg = (
-            "use_cache=False gives the whole text again at every step, which a cache would hold twice; drop use_cache"
-        )
+        msg = "use_cache=False gives the whole text again at every step, which a cache would hold twice; drop use_cache"
         raise UnsupportedOperationError(msg)
     if kwargs.get("position_ids") is None:
         msg = f"{type(module).__name__} hands no position_ids to attention; this model cannot be served"
