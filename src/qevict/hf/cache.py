@@ -24,6 +24,7 @@ from qevict.hf.layers import library_layers, storage_bytes, text_config
 from qevict.hf.reading import check_rows
 from qevict.hf.removal import check_removal, crop_layers
 from qevict.hf.support import wire
+from qevict.hf.unwrapping import unwrap
 from qevict.policy import Policy
 
 
@@ -36,7 +37,7 @@ class Cache(TransformersCache):
     State lives here and nowhere else: caches on one model never disturb each other.
 
     Args:
-        model: a model that a policy is attached to.
+        model: a model that a policy is attached to, or what wraps it.
         policy: what rules this cache; it need not be the attached one.
 
     Raises:
@@ -46,6 +47,7 @@ class Cache(TransformersCache):
     """
 
     def __init__(self, model: Any, policy: Policy) -> None:
+        model = unwrap(model)
         if getattr(model.config, "_attn_implementation", None) not in names.BASES:
             msg = "no policy is attached to this model; make the cache inside `with qevict.attach(model, policy):`"
             raise NotAttachedError(msg)
@@ -242,7 +244,7 @@ class Cache(TransformersCache):
         model = self._model() if model is None and self._model is not None else model
         if model is None:
             refuse("save without its model", "it was pickled, or the model is gone; name it: save(path, model)")
-        saving.save(path, self.engine, self.library_layers, model)
+        saving.save(path, self.engine, self.library_layers, unwrap(model))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], model: Any) -> "Cache":
@@ -258,7 +260,7 @@ class Cache(TransformersCache):
             NotAttachedError: nothing is attached to the model.
         """
         with saving.opened(path) as saved:
-            saved.check_model(model)
+            saved.check_model(unwrap(model))
             cache = cls(model, saved.policy)
             saved.fill(cache.engine, cache.library_layers)
         return cache

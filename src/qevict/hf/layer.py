@@ -14,6 +14,7 @@ from qevict.engine.clock import Clock
 from qevict.engine.engine import Incoming
 from qevict.errors import NotAttachedError, UnsupportedOperationError
 from qevict.hf import names
+from qevict.hf.compiling import outside_graphs
 
 TAG = "_qevict_layer"
 """Attribute by which keys carry their layer from ``update`` to the attention function."""
@@ -93,6 +94,7 @@ class CacheLayer(CacheLayerMixin):
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Nothing to do: the engine opens a layer at its first step."""
 
+    @outside_graphs
     def update(
         self, key_states: Tensor, value_states: Tensor, *_args: object, **_kwargs: object
     ) -> tuple[Tensor, Tensor]:
@@ -102,10 +104,12 @@ class CacheLayer(CacheLayerMixin):
         setattr(tagged, TAG, self)
         return tagged, value_states
 
+    @outside_graphs
     def get_seq_length(self) -> int:
         """Tokens seen, pads included; what is stored is another number."""
         return self.engine.clock.seen
 
+    @outside_graphs
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Masks speak of tokens seen."""
         return self.engine.clock.seen + query_length, 0
