@@ -6,6 +6,7 @@ import peft
 import pytest
 import torch
 from tests.oracle import prompts, tiny
+from tests.wrapped import with_lora
 
 import qevict
 from qevict import errors, policies
@@ -16,14 +17,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:Futu
 
 ASK: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False}
 POLICY = policies.qevict("40 %")
-
-
-def with_lora(model: Any) -> Any:
-    """A LoRA adapter that changes what the model says."""
-    targets = ["q_proj", "v_proj", "down_proj"]
-    config = peft.LoraConfig(task_type="CAUSAL_LM", r=4, target_modules=targets, init_lora_weights=False)
-    torch.manual_seed(3)
-    return peft.get_peft_model(model, config).eval()
 
 
 class TestPeft:
