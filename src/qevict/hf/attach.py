@@ -98,7 +98,7 @@ class Session:
             raise InputError(msg)
         if input_ids is not None:
             check_ids(input_ids)
-        refuse_modes(self.model, kwargs)
+        refuse_modes(self.model, kwargs, seen=0 if cache is None else cache.get_seq_length())
         kwargs.pop("use_cache", None)
         cache = self.cache() if cache is None else cache
         if not cache.get_seq_length():

@@ -3,6 +3,7 @@
 from typing import Any
 
 from qevict.errors import UnsupportedOperationError
+from qevict.hf import compat
 
 _ASSISTED = "assisted decoding takes back tokens that turn out wrong, and what has been evicted cannot come back"
 _FROM_THE_HUB = "it runs code from the Hub, and nobody knows what that asks of a cache"
@@ -30,8 +31,13 @@ def wish(model: Any, kwargs: dict[str, Any], name: str) -> Any:
     return next((value for value in given if value is not None), None)
 
 
-def refuse_modes(model: Any, kwargs: dict[str, Any]) -> None:
+def refuse_modes(model: Any, kwargs: dict[str, Any], seen: int) -> None:
     """Check the options of ``session.generate``.
+
+    Args:
+        model: what generates.
+        kwargs: the options.
+        seen: tokens that the cache has seen.
 
     Raises:
         UnsupportedOperationError: an option that needs another cache, or more of a cache than there is.
@@ -41,6 +47,9 @@ def refuse_modes(model: Any, kwargs: dict[str, Any]) -> None:
         raise UnsupportedOperationError(msg)
     if kwargs.get("use_cache") is False:
         msg = "use_cache=False leaves nothing for a policy to rule; call model.generate instead"
+        raise UnsupportedOperationError(msg)
+    if seen and wish(model, kwargs, "prefill_chunk_size") and not compat.LATER_CHUNKS:
+        msg = "before transformers 5.21 prefill_chunk_size serves new caches only; drop it, or install a newer one"
         raise UnsupportedOperationError(msg)
     if isinstance(kwargs.get("custom_generate"), str):
         _refuse("custom_generate", _FROM_THE_HUB)
