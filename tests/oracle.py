@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers import (
     AttentionInterface,
     AttentionMaskInterface,
+    DynamicCache,
     Gemma2Config,
     Gemma2ForCausalLM,
     Gemma3ForCausalLM,
@@ -273,7 +274,7 @@ def replay(
     global _PATCH  # noqa: PLW0603 - the attention function is called by transformers
     _PATCH = patch
     width = mask.shape[1]
-    cache = __import__("transformers").DynamicCache(config=model.config)
+    cache = DynamicCache(config=model.config)
     found = []
     with oracle(model):
         positions = (mask.cumsum(1) - 1).clamp(min=0)
@@ -287,6 +288,28 @@ def replay(
             new = sequences[:, width - tokens : width]
             out = model(new, attention_mask=mask, position_ids=position, **{CACHE_ARGUMENT: cache})
             found.append(out.logits[:, -1])
+    return found
+
+
+@torch.no_grad()
+def forwards(model: Any, pieces: Sequence[Tensor], watch: Sequence[dict[int, Held]], *, patch: bool) -> list[Tensor]:
+    """Logits of the same unpadded forwards with a stock cache, each seeing only what the policy held before it.
+
+    Args:
+        model: the model, without a policy.
+        pieces: the tokens of each forward.
+        watch: what was held before each forward, nothing before the first.
+        patch: put the held keys and values in place of the oracle's own.
+    """
+    global _PATCH  # noqa: PLW0603 - the attention function is called by transformers
+    _PATCH = patch
+    cache = DynamicCache(config=model.config)
+    found = []
+    with oracle(model):
+        for piece, known in zip(pieces, watch, strict=True):
+            _STEP.clear()
+            _STEP.update(known)
+            found.append(model(piece, **{CACHE_ARGUMENT: cache}).logits)
     return found
 
 

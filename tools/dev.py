@@ -270,7 +270,7 @@ TARGETS: dict[str, tuple[str, Callable[[Sequence[str]], int]]] = {
     "lint": ("style, types, floors", checks(RUFF, FORMAT, MYPY, FLOORS)),
     "docs": ("build the documentation into site/", checks(DOCS)),
     "test-versions": ("the hf tests on the oldest transformers, or on versions that you name", test_versions),
-    "test-real": ("the tests on SmolLM2-135M-Instruct", checks(REAL)),
+    "test-real": ("the tests on real models", checks(REAL)),
     "clean": ("remove the environment, caches and build outputs", clean),
 }
 

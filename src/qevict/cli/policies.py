@@ -42,7 +42,7 @@ DtypeOption = Annotated[
     StoredDtype | None, typer.Option("--dtype", help="Store full precision in it.", show_default="the model's")
 ]
 ModelOption = Annotated[
-    str, typer.Option("--model", help="'smollm2', a folder, or a Hugging Face hub id of a causal language model.")
+    str, typer.Option("--model", help="'smollm2', 'gemma3-270m', a folder, or a hub id of a causal language model.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")]
 
