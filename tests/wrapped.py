@@ -21,7 +21,7 @@ def with_lora(model: Any) -> Any:
 
 def text_pipeline(model: Any, **how: Any) -> Any:
     """What ``pipeline("text-generation")`` writes, in a language of one word per token."""
-    core = Tokenizer(WordLevel({f"w{token}": token for token in range(model.config.vocab_size)}, unk_token="w2"))
+    core = Tokenizer(WordLevel({f"w{token}": token for token in range(model.config.vocab_size)}, unk_token="w2"))  # noqa: S106 - a word
     core.pre_tokenizer = WhitespaceSplit()
     pipe = pipeline("text-generation", model=model, tokenizer=PreTrainedTokenizerFast(tokenizer_object=core))
     words = " ".join(f"w{token}" for token in range(3, 60))

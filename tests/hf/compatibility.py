@@ -115,7 +115,7 @@ def streamed(model: Any) -> None:
 
     ids, told = prompts(60)[0], io.StringIO()
     streamer: Any = TextStreamer(Letters())  # type: ignore[arg-type]
-    streamer.on_finalized_text = lambda text, stream_end=False: told.write(text)
+    streamer.on_finalized_text = lambda text, **_how: told.write(text)
     found = ruled(model, EVICTING, ids, streamer=streamer, **ASK)
     assert [*map(int, told.getvalue().split())] == found[0].tolist()
 

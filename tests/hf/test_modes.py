@@ -103,11 +103,11 @@ class TestContinuousBatching:
             with qevict.attach(model, policies.full()):
                 pass
             for start in (
-                lambda: model.init_continuous_batching(),
+                model.init_continuous_batching,
                 lambda: model.generate_batch([[3, 4, 5]], max_new_tokens=2, progress_bar=False),
                 lambda: model.generate(ids, cache_implementation="paged", **ASK),
             ):
-                with pytest.raises(errors.UnsupportedOperationError, match="continuous batching.*outside"):
+                with pytest.raises(errors.UnsupportedOperationError, match=r"continuous batching.*outside"):
                     start()
             assert model.config._attn_implementation == f"qevict_{impl}"
         assert vars(model) == before

@@ -88,8 +88,8 @@ class Session:
             **kwargs: as ``model.generate`` takes them.
 
         Raises:
-            UnsupportedOperationError: assisted decoding, what runs code from the Hub (contrastive search, DoLa, groups of
-                beams, constraints), or cache arguments of the caller's own.
+            UnsupportedOperationError: assisted decoding, what runs code from the Hub (contrastive search, DoLa, groups
+                of beams, constraints), or cache arguments of the caller's own.
             InputError: neither input_ids nor inputs_embeds.
         """
         new = kwargs.get("inputs_embeds") if input_ids is None else input_ids
