@@ -1,5 +1,6 @@
 """What cannot be honoured is refused before anything is computed, with the reason, and leaves the cache usable."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -102,11 +103,12 @@ class TestContinuousBatching:
         with qevict.attach(model, POLICY):
             with qevict.attach(model, policies.full()):
                 pass
-            for start in (
+            ways: tuple[Callable[[], Any], ...] = (
                 model.init_continuous_batching,
                 lambda: model.generate_batch([[3, 4, 5]], max_new_tokens=2, progress_bar=False),
                 lambda: model.generate(ids, cache_implementation="paged", **ASK),
-            ):
+            )
+            for start in ways:
                 with pytest.raises(errors.UnsupportedOperationError, match=r"continuous batching.*outside"):
                     start()
             assert model.config._attn_implementation == f"qevict_{impl}"
@@ -170,9 +172,10 @@ class TestInputsOfGenerate:
         jump[1, 10:] += 5
         calls = forwards_of(model)
         with qevict.attach(model, POLICY) as session:
-            for inputs, reason in (({"attention_mask": right}, "left"), ({"position_ids": jump}, "count up by one")):
-                with pytest.raises(errors.InputError, match=reason):
-                    session.generate(ids, **ASK, **inputs)
+            with pytest.raises(errors.InputError, match="left"):
+                session.generate(ids, attention_mask=right, **ASK)
+            with pytest.raises(errors.InputError, match="count up by one"):
+                session.generate(ids, position_ids=jump, **ASK)
             with pytest.raises(errors.InputError, match="left"):
                 session.prefill(ids, right)
         assert not calls
