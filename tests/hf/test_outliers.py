@@ -15,7 +15,8 @@ from qevict.stores.memory import DeviceMemory
 
 
 def attention(queries: Tensor, keys: Tensor) -> Tensor:
-    return (queries @ keys.T / keys.shape[1] ** 0.5).softmax(1)
+    weights: Tensor = (queries @ keys.T / keys.shape[1] ** 0.5).softmax(1)
+    return weights
 
 
 class TestC16KeyOutlierChannels:
