@@ -16,7 +16,7 @@ from benchmarks import record as records
 from benchmarks.attending import l3_bytes
 from benchmarks.contestants import Contestant, by_policy, cheap_to_fill, not_measured, plans, stock_field
 from benchmarks.memory import can_measure
-from qevict.bench.models import SMOLLM2, fetch_smollm2, quiet_libraries
+from qevict.bench.models import PACKAGED, SMOLLM2, fetch, quiet_libraries
 from qevict.bench.provenance import provenance
 from qevict.bench.speed import Runners, take_turns
 from qevict.policy import Policy
@@ -79,7 +79,7 @@ class Wish:
 def pytest_addoption(parser: pytest.Parser) -> None:
     """The options of all measurements."""
     own = parser.getgroup("measurements of qevict")
-    own.addoption("--model", default=SMOLLM2, help="smollm2, or a folder written by save_pretrained")
+    own.addoption("--model", default=SMOLLM2, help="smollm2, gemma3-270m, or a folder written by save_pretrained")
     own.addoption("--tokens", type=int, default=4096, help="length of the context")
     own.addoption("--lengths", default="1024,2048,4096,8192,16384", help="contexts through which a line is laid")
     own.addoption("--rounds", type=int, default=5, help="paired rounds that count; one more warms up")
@@ -133,7 +133,7 @@ def wish(pytestconfig: pytest.Config) -> Wish:
 @pytest.fixture(scope="session")
 def folder(wish: Wish) -> str:
     """Where the model's weights are."""
-    return str(fetch_smollm2()) if wish.model == SMOLLM2 else wish.model
+    return str(fetch(wish.model)) if wish.model in PACKAGED else wish.model
 
 
 @pytest.fixture(params=["float32", "bfloat16"])

@@ -6,6 +6,7 @@ cache. ``tiny`` models are made sensitive, and ``assert_sensitive`` refuses thos
 
 import contextlib
 import importlib
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -251,7 +252,15 @@ def oracle(model: Any) -> Iterator[None]:
 
 
 @torch.no_grad()
-def replay(model: Any, sequences: Tensor, mask: Tensor, watch: list[dict[int, Held]], *, patch: bool) -> list[Tensor]:
+def replay(
+    model: Any,
+    sequences: Tensor,
+    mask: Tensor,
+    watch: list[dict[int, Held]],
+    *,
+    patch: bool,
+    later: Sequence[int] | None = None,
+) -> list[Tensor]:
     """Logits of a full run over the same tokens, each later step seeing only what the policy held before it.
 
     Args:
@@ -260,6 +269,7 @@ def replay(model: Any, sequences: Tensor, mask: Tensor, watch: list[dict[int, He
         mask: of the prompt.
         watch: what was held after each forward.
         patch: put the held keys and values in place of the oracle's own.
+        later: tokens of each forward after the prompt; None for one each.
     """
     global _PATCH  # noqa: PLW0603 - the attention function is called by transformers
     _PATCH = patch
@@ -270,12 +280,12 @@ def replay(model: Any, sequences: Tensor, mask: Tensor, watch: list[dict[int, He
         positions = (mask.cumsum(1) - 1).clamp(min=0)
         out = model(sequences[:, :width], attention_mask=mask, position_ids=positions, **{CACHE_ARGUMENT: cache})
         found.append(out.logits[:, -1])
-        for step in range(1, len(watch)):
+        for before, tokens in zip(watch, later or (1,) * (len(watch) - 1), strict=False):
             _STEP.clear()
-            _STEP.update(watch[step - 1])
-            mask = torch.cat((mask, torch.ones_like(mask[:, :1])), dim=1)
-            position = mask.sum(1, keepdim=True) - 1
-            new = sequences[:, width + step - 1 : width + step]
+            _STEP.update(before)
+            mask = torch.cat((mask, mask.new_ones(len(mask), tokens)), dim=1)
+            position, width = mask.cumsum(1)[:, -tokens:] - 1, width + tokens
+            new = sequences[:, width - tokens : width]
             out = model(new, attention_mask=mask, position_ids=position, **{CACHE_ARGUMENT: cache})
             found.append(out.logits[:, -1])
     return found
@@ -330,3 +340,35 @@ def generate(model: Any, policy: Any, ids: Tensor, mask: Tensor | None = None, n
             **{CACHE_ARGUMENT: cache},
         )
     return Run(out.sequences, list(out.logits), watch.steps, cache)
+
+
+@contextlib.contextmanager
+def before_forwards(model: Any, note: Any) -> Iterator[None]:
+    """Call ``note(number)`` before each forward of a model."""
+    numbers = itertools.count()
+    handle = model.register_forward_pre_hook(lambda *_: note(next(numbers)))
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def play_again(model: Any, watch: list[dict[int, Held]], ids: Tensor, mask: Tensor, **ask: Any) -> Any:
+    """The same call of generate with a stock cache, each forward seeing what the policy held just before it.
+
+    Args:
+        model: the model, without a policy.
+        watch: what was held before each forward; nothing before the first.
+        ids: the prompt.
+        mask: of the prompt.
+        **ask: as the policy's generate was asked.
+    """
+    global _PATCH  # noqa: PLW0603 - the attention function is called by transformers
+    _PATCH = True
+
+    def show(number: int) -> None:
+        _STEP.clear()
+        _STEP.update(watch[number])
+
+    with oracle(model), before_forwards(model, show):
+        return model.generate(ids, attention_mask=mask, **ask)

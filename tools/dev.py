@@ -16,8 +16,10 @@ import argparse
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
+import sysconfig
 import time
 import tomllib
 from collections import deque
@@ -27,21 +29,20 @@ from pathlib import Path
 from typing import NoReturn
 
 ROOT = Path(__file__).resolve().parent.parent
-VENV = ROOT / ".venv"
-SCRIPTS = VENV / ("Scripts" if os.name == "nt" else "bin")
+SCRIPTS = "Scripts" if os.name == "nt" else "bin"
 SUFFIX = ".exe" if os.name == "nt" else ""
-PYTHON = str(SCRIPTS / f"python{SUFFIX}")
-STAMP = VENV / "qevict-stamp"
-LOG = VENV / "qevict-install.log"
 
 # What is installed in editable form, in this order. Sibling distributions of this repository go here:
 # "plugins/qevict-ssd", "baselines", ...
 DISTRIBUTIONS = (".[dev,demo]",)
 DECIDES_THE_INSTALL = ("build-system", "project")  # tables of pyproject.toml; the rest only configures tools
+PIN = re.compile(r"[\w.-]+==\S+")
 NEEDED_BYTES = 3 * 2**30  # the CUDA build of torch, which pip prefers on Linux, takes twice as much
 
 LEFTOVERS = (
     ".venv",
+    ".venv-oldest",
+    ".venv-torch",
     "site",
     "build",
     "dist",
@@ -67,22 +68,45 @@ PIP_REMEDIES = (
 
 
 @dataclass(frozen=True)
+class Environment:
+    """A virtual environment: its folder, what pip installs into it, and the one whose packages it also sees."""
+
+    folder: Path
+    wanted: tuple[str, ...]
+    base: "Environment | None" = None
+
+    def program(self, name: str) -> str:
+        """Return the path of an installed program."""
+        return str(self.folder / SCRIPTS / f"{name}{SUFFIX}")
+
+    def module(self, name: str, *args: str) -> tuple[str, ...]:
+        """Return the command line of ``python -m name args``."""
+        return (self.program("python"), "-m", name, *args)
+
+    @property
+    def stamp(self) -> Path:
+        """What was installed, as a digest."""
+        return self.folder / "qevict-stamp"
+
+
+MAIN = Environment(ROOT / ".venv", ("-c", "constraints.txt", *(f"-e{each}" for each in DISTRIBUTIONS)))
+OLDEST = Environment(ROOT / ".venv-oldest", ("-r", "constraints-oldest.txt"), base=MAIN)
+
+
+@dataclass(frozen=True)
 class Check:
-    """One command inside the virtual environment; it passes when it exits with 0."""
+    """One command inside a virtual environment; it passes when it exits with 0."""
 
     name: str
     argv: tuple[str, ...]
+    environment: Environment = MAIN
 
 
-def module(name: str, *args: str) -> tuple[str, ...]:
-    """Return the command line of ``python -m name args``."""
-    return (PYTHON, "-m", name, *args)
-
-
+module = MAIN.module
 RUFF = Check("ruff check", module("ruff", "check", "."))
 FORMAT = Check("ruff format", module("ruff", "format", "--check", "."))
 MYPY = Check("mypy", module("mypy"))
-FLOORS = Check("lint-imports", (str(SCRIPTS / f"lint-imports{SUFFIX}"),))
+FLOORS = Check("lint-imports", (MAIN.program("lint-imports"),))
 DOCS = Check("mkdocs", module("mkdocs", "build", "--strict", "--quiet"))
 TESTS = Check("pytest", module("pytest", "-n", "auto", "-m", "not real"))
 REAL = Check("pytest, real model", module("pytest", "-m", "real and not exhaustive"))
@@ -96,31 +120,40 @@ def give_up(problem: str, remedy: str, details: Sequence[str] = ()) -> NoReturn:
     sys.exit(f"\n{problem}\n{remedy}")
 
 
-def fingerprint() -> str:
+def fingerprint(environment: Environment) -> str:
     """Digest everything that an installed environment depends on."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
     asked = [project[table] for table in DECIDES_THE_INSTALL]
-    pins = (ROOT / "constraints.txt").read_text("utf-8")
-    everything = [sys.version, str(ROOT), DISTRIBUTIONS, asked, pins]
+    pins = [path.read_text("utf-8") for path in sorted(ROOT.glob("constraints*.txt"))]
+    everything = [sys.version, str(ROOT), environment.wanted, asked, pins]
     return hashlib.sha256(json.dumps(everything, sort_keys=True).encode()).hexdigest()
 
 
-def is_ready() -> bool:
-    """Tell whether ``.venv`` holds what this checkout asks for."""
-    return STAMP.is_file() and Path(PYTHON).exists() and STAMP.read_text("utf-8") == fingerprint()
+def is_ready(environment: Environment) -> bool:
+    """Tell whether an environment holds what this checkout asks for."""
+    stamp = environment.stamp
+    there = stamp.is_file() and Path(environment.program("python")).exists()
+    return there and stamp.read_text("utf-8") == fingerprint(environment)
 
 
-def make_venv() -> None:
-    """Create ``.venv``, over what an interrupted run may have left."""
+def check_space(environment: Environment) -> None:
+    """Stop before an installation that the disk has no room for."""
     free = shutil.disk_usage(ROOT).free
-    if free < NEEDED_BYTES and not Path(PYTHON).exists():
+    if free < NEEDED_BYTES and not environment.base and not Path(environment.program("python")).exists():
         give_up(
             f"{free / 2**30:.1f} GiB are free here; the environment (torch above all) needs about "
             f"{NEEDED_BYTES / 2**30:.0f} GiB.",
             "Free some disk space and run the command again.",
         )
-    print(f"Making {VENV} with Python {sys.version.split()[0]}", flush=True)
-    argv = [sys.executable, "-m", "venv", "--clear", str(VENV)]
+
+
+def make_venv(environment: Environment) -> None:
+    """Create the folder of an environment, over what an interrupted run may have left."""
+    check_space(environment)
+    print(f"Making {environment.folder} with Python {sys.version.split()[0]}", flush=True)
+    argv = [sys.executable, "-m", "venv", "--clear", str(environment.folder)]
+    if environment.base:
+        argv.append("--without-pip")
     made = subprocess.run(argv, capture_output=True, text=True, check=False)
     if made.returncode != 0:
         give_up(
@@ -129,19 +162,29 @@ def make_venv() -> None:
             "Elsewhere reinstall Python with its venv and ensurepip modules.",
             (made.stdout + made.stderr).splitlines()[-10:],
         )
+    if environment.base:
+        # Comes last on sys.path: what is installed here goes before what is installed there, pip included.
+        line = f"import site; site.addsitedir({str(packages_of(environment.base))!r})"
+        (packages_of(environment) / "qevict-base.pth").write_text(line, "utf-8")
 
 
-def pip_install() -> None:
-    """Install the project with the pinned versions; print what pip is at, keep its last words."""
-    argv = [*module("pip", "install", "--no-input", "--progress-bar", "off"), "-c", "constraints.txt"]
-    for distribution in DISTRIBUTIONS:
-        argv += ["-e", distribution]
-    print("Installing (some minutes the first time; torch is the bulk of it)", flush=True)
+def packages_of(environment: Environment) -> Path:
+    """Return the folder that an environment installs packages into."""
+    found = sysconfig.get_path("purelib", "venv", {"base": str(environment.folder)})
+    return Path(found)
+
+
+def pip_install(environment: Environment) -> None:
+    """Install what an environment is to hold; print what pip is at, keep its last words."""
+    argv = [*environment.module("pip", "install", "--no-input", "--progress-bar", "off"), *environment.wanted]
+    minutes = "a minute" if environment.base else "some minutes the first time; torch is the bulk of it"
+    print(f"Installing ({minutes})", flush=True)
+    logged = environment.folder / "qevict-install.log"
     last: deque[str] = deque(maxlen=20)
     pip = subprocess.Popen(
         argv, cwd=ROOT, text=True, errors="replace", stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
-    with pip, LOG.open("w", encoding="utf-8") as log:
+    with pip, logged.open("w", encoding="utf-8") as log:
         for line in pip.stdout or ():
             log.write(line)
             last.append(line.rstrip())
@@ -151,20 +194,22 @@ def pip_install() -> None:
         said = "\n".join(last)
         remedies = [remedy for needle, remedy in PIP_REMEDIES if needle in said]
         give_up(
-            f"pip failed; all of its output is in {LOG}.",
+            f"pip failed; all of its output is in {logged}.",
             (remedies or ["Mend what pip names above and run the command again."])[0],
             last,
         )
 
 
-def ensure_environment() -> None:
-    """Bring ``.venv`` up to date; instant when nothing has changed."""
-    if is_ready():
+def ensure(environment: Environment) -> None:
+    """Bring an environment up to date; instant when nothing has changed."""
+    if environment.base:
+        ensure(environment.base)
+    if is_ready(environment):
         return
     began = time.monotonic()
-    make_venv()
-    pip_install()
-    STAMP.write_text(fingerprint(), "utf-8")
+    make_venv(environment)
+    pip_install(environment)
+    environment.stamp.write_text(fingerprint(environment), "utf-8")
     print(f"Environment ready after {time.monotonic() - began:.0f} s\n", flush=True)
 
 
@@ -177,9 +222,9 @@ def run(check: Check, extra: Sequence[str] = ()) -> int:
 
 def run_all(checks: Sequence[Check], extra: Sequence[str]) -> int:
     """Run every check, also after a failure; `extra` goes to the last. Several end in a table."""
-    ensure_environment()
     rows: list[tuple[str, int, float]] = []
     for check in checks:
+        ensure(check.environment)
         began = time.monotonic()
         status = run(check, extra if check is checks[-1] else ())
         rows.append((check.name, status, time.monotonic() - began))
@@ -188,6 +233,19 @@ def run_all(checks: Sequence[Check], extra: Sequence[str]) -> int:
         for name, status, seconds in rows:
             print(f"{name:<20}{'ok' if status == 0 else 'FAILED':<10}{seconds:>8.1f}")
     return max(min(abs(status), 1) for _, status, _ in rows) if len(rows) > 1 else rows[0][1]
+
+
+def test_versions(extra: Sequence[str]) -> int:
+    """Run the tests of the Hugging Face floor on other versions; words such as ``torch==2.10.0`` name them."""
+    pins = tuple(word for word in extra if PIN.fullmatch(word))
+    environment = OLDEST
+    if any(pin.startswith("torch==") for pin in pins):
+        environment = Environment(ROOT / ".venv-torch", ("-e.[test]", *pins))
+    elif pins:
+        environment = Environment(OLDEST.folder, pins, base=MAIN)
+    argv = environment.module("pytest", "-n", "auto", "-m", "not real and not exhaustive", "tests/hf")
+    check = Check(f"pytest, {' '.join(pins) or 'oldest transformers'}", argv, environment)
+    return run_all([check], [word for word in extra if word not in pins])
 
 
 def clean(_: Sequence[str]) -> int:
@@ -211,6 +269,7 @@ TARGETS: dict[str, tuple[str, Callable[[Sequence[str]], int]]] = {
     "test": ("every check but the real model", checks(RUFF, FORMAT, MYPY, FLOORS, DOCS, TESTS)),
     "lint": ("style, types, floors", checks(RUFF, FORMAT, MYPY, FLOORS)),
     "docs": ("build the documentation into site/", checks(DOCS)),
+    "test-versions": ("the hf tests on the oldest transformers, or on versions that you name", test_versions),
     "test-real": ("the tests on real models", checks(REAL)),
     "clean": ("remove the environment, caches and build outputs", clean),
 }
@@ -221,7 +280,7 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="tools/dev.py",
         description="qevict, for those who work on it.",
-        epilog="\n".join(f"  {name:<12}{text}" for name, (text, _) in TARGETS.items()),
+        epilog="\n".join(f"  {name:<15}{text}" for name, (text, _) in TARGETS.items()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("command", choices=TARGETS, metavar="command", help="one of those below")

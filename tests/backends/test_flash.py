@@ -13,7 +13,7 @@ from qevict.backends.flash import FlashAttention
 from qevict.backends.reference import ReferenceAttention
 from qevict.contracts.backend import Setting
 from qevict.quantizers.affine import PerChannel, PerToken
-from qevict.testing import BackendContract
+from qevict.testing import BackendContract, Operators
 from qevict.testing.laying import lay_out
 from qevict.testing.scenes import BackendCase, make_scene
 
@@ -58,6 +58,8 @@ CASES = st.builds(
     dense=st.integers(0, 10),
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
     seed=st.integers(0, 10_000),
+    softcap=st.sampled_from([None, None, 2.0]),
+    sink_logits=st.booleans(),
 )
 
 
@@ -107,6 +109,64 @@ def test_every_way_is_taken(
     assert set(taken) == wanted[way]
 
 
+@pytest.mark.parametrize("softcap", [None, 2.0])
+@pytest.mark.parametrize(("lanes", "queries"), [(1, 1), (3, 1), (2, 4)])
+def test_a_query_that_sees_nothing_but_a_sink_logit(lanes: int, queries: int, softcap: float | None) -> None:
+    """Zeros and the sink logit itself; no NaN, whatever lies in what is hidden."""
+    case = BackendCase(lanes, 2, 2, queries, 0, 9, 5, torch.float32, 1, softcap=softcap, sink_logits=True)
+    scene = make_scene(case, PAIRED, 8, 32)
+    full = lay_out(scene, 1, filler=1e6).view
+    encoded = tuple(attrs.evolve(each, hidden=torch.ones_like(each.hidden)) for each in full.encoded)
+    nothing: Any = {
+        "hidden": torch.ones_like(full.hidden),
+        "present": torch.zeros(full.windows.shape, dtype=torch.bool),
+    }
+    view = attrs.evolve(full, encoded=encoded, lengths=torch.zeros_like(full.lengths), **nothing)
+    for query in (scene.query, attrs.evolve(scene.query, padded=True)):
+        for backend in (FLASH, REFERENCE):
+            got, alone = backend.attend(query, view, want_mass=True), backend.mass(query, view)
+            assert got.mass is not None
+            assert got.protected_mass is not None
+            assert query.sink_logits is not None
+            for zeros in (got.output, got.mass, got.protected_mass, alone):
+                assert bool((zeros == 0).all())
+            real = query.positions[:, None, None] >= 0
+            wanted = torch.where(real, query.sink_logits[..., None], -torch.inf)
+            torch.testing.assert_close(got.lse, wanted)
+
+
+@pytest.mark.parametrize("loud", [-300.0, 300.0])
+@pytest.mark.parametrize(("lanes", "queries"), [(1, 1), (3, 1), (2, 4)])
+def test_sink_logits_that_take_all_or_nothing(lanes: int, queries: int, loud: float) -> None:
+    case = BackendCase(lanes, 2, 2, queries, 3, 9, 5, torch.float32, 1, sink_logits=True)
+    scene = make_scene(case, PAIRED, 8, 32)
+    query, view = attrs.evolve(scene.query, sink_logits=torch.full((lanes, 2, 2), loud)), lay_out(scene, 1).view
+    got, alone = FLASH.attend(query, view, want_mass=True), FLASH.mass(query, view)
+    plain = REFERENCE.attend(attrs.evolve(query, sink_logits=None), view, want_mass=True)
+    assert got.mass is not None
+    assert plain.mass is not None
+    kept = float(loud < 0)
+    torch.testing.assert_close(got.output, kept * plain.output, rtol=1e-5, atol=1e-5)
+    for mass in (got.mass, alone):
+        torch.testing.assert_close(mass, kept * plain.mass, rtol=1e-5, atol=2e-5)
+
+
+def test_what_no_model_asks_for_costs_no_operator() -> None:
+    """One token, with and without: a cap is three operators for each segment, a sink logit a few in all."""
+    case = BackendCase(1, 2, 2, 1, 3, 9, 5, torch.float32, 1)
+    scene = make_scene(case, PAIRED, 8, 32)
+    view, counts = lay_out(scene, 1).view, []
+    sinks = torch.zeros(1, 2, 2)
+    for changes in ({}, {"softcap": 2.0}, {"sink_logits": sinks}):
+        with Operators() as seen:
+            FLASH.attend(attrs.evolve(scene.query, **changes), view, want_mass=True)
+        counts.append(seen.names)
+    plain, with_cap, with_sinks = counts
+    assert plain["tanh_"] == 0
+    assert (with_cap - plain).total() == 3 * (2 + len(view.encoded))
+    assert (with_sinks - plain).total() <= 3
+
+
 def test_threads_change_nothing_beyond_rounding() -> None:
     scene = make_scene(BackendCase(3, 3, 3, 1, 5, 60, 5, torch.float32, 0), PAIRED, 8, 64)
     view, before = lay_out(scene, 0).view, torch.get_num_threads()
@@ -141,4 +201,5 @@ def test_it_says_why_it_is_chosen() -> None:
     assert FLASH.reason(Setting(cpu, torch.bfloat16, 8, (PAIRED[0],))).endswith(", codes read in place")
     assert FLASH.reason(Setting(cpu, torch.bfloat16, 8, PAIRED)).endswith(", codes decoded at every step")
     assert "plain torch" in FLASH.reason(Setting(torch.device("meta"), torch.bfloat16, 8, ()))
+    assert "do not cap logits" in FLASH.reason(Setting(cpu, torch.bfloat16, 8, (), softcap=50.0))
     assert REFERENCE.reason(Setting(cpu, torch.float32, 8, ())) is None

@@ -34,6 +34,8 @@ class Case:
     dtype: torch.dtype
     seed: int
     loud: float = 1.0
+    softcap: float | None = None
+    sink_logits: bool = False
 
 
 CASES = st.builds(
@@ -47,6 +49,8 @@ CASES = st.builds(
     sorted_windows=st.booleans(),
     dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
     seed=st.integers(0, 1000),
+    softcap=st.sampled_from([None, None, 2.0]),
+    sink_logits=st.booleans(),
 )
 
 
@@ -105,7 +109,8 @@ def make(case: Case) -> Scene:
         rotary=None,
         rotary_offset=torch.zeros_like(lengths),
     )
-    query = Query(vectors.to(case.dtype), torch.tensor(asked), HEAD_DIM**-0.5)
+    logits = 2 * torch.randn(lanes, heads, 3, generator=generator) if case.sink_logits else None
+    query = Query(vectors.to(case.dtype), torch.tensor(asked), HEAD_DIM**-0.5, softcap=case.softcap, sink_logits=logits)
     return Scene(query, view, claims(case), width if case.sorted_windows else 0)
 
 
@@ -160,7 +165,7 @@ def test_they_are_the_masses_of_the_reference(case: Case) -> None:
 @given(CASES)
 @settings(deadline=None, max_examples=20)
 def test_all_masses_add_up_to_the_number_of_queries_that_are_no_pads(case: Case) -> None:
-    scene = make(case)
+    scene = make(attrs.evolve(case, sink_logits=False))
     protected, mass = masses(scene.query, scene.columns, scene.known)
     asked = (scene.query.positions >= 0).sum(1, keepdim=True).expand(-1, 6)
     close(protected + mass.sum(-1), asked.float())
@@ -186,7 +191,9 @@ def test_what_a_pad_asks_changes_nothing(case: Case) -> None:
     positions = scene.query.positions.masked_fill(pads, -1)
     one, two = (
         masses(
-            Query(scene.query.vectors * torch.where(pads, by, 1.0)[:, None], positions, scene.query.scaling),
+            attrs.evolve(
+                scene.query, vectors=scene.query.vectors * torch.where(pads, by, 1.0)[:, None], positions=positions
+            ),
             scene.columns,
             scene.known,
         )

@@ -243,8 +243,12 @@ def by_loop(scene: Scene) -> Expected:
                         continue
                     vector = query.vectors[lane, head, member, number].double()
                     logits = torch.stack([vector @ key for _, _, key, _ in seen]) * query.scaling
+                    if query.softcap is not None:
+                        logits = query.softcap * torch.tanh(logits / query.softcap)
+                    if query.sink_logits is not None:
+                        logits = torch.cat((logits, query.sink_logits[lane, head, member, None].double()))
                     lse[lane, head, member, number] = logits.logsumexp(0)
-                    for (window, _, _, value), share in zip(seen, logits.softmax(0), strict=True):
+                    for (window, _, _, value), share in zip(seen, logits.softmax(0), strict=False):
                         output[lane, head, member, number] += share * value
                         if window is None:
                             protected[lane, head * group + member] += share
@@ -291,8 +295,11 @@ def compare(scene: Scene, placed: Placed, expected: Expected) -> Attended:
                 told[lane, head, placed.columns[lane][window]] = amount
     torch.testing.assert_close(got.mass, told, rtol=1e-5, atol=1e-5)
     assert bool((got.mass[placed.view.absent[:, None].expand_as(got.mass)] == 0).all()), "filler has no mass at all"
-    total = got.mass.sum(-1) + got.protected_mass
-    torch.testing.assert_close(total, real.sum(1, keepdim=True).float().expand_as(total), rtol=1e-5, atol=1e-5)
+    total, asked = got.mass.sum(-1) + got.protected_mass, real.sum(1, keepdim=True)
+    if scene.query.sink_logits is None:
+        torch.testing.assert_close(total, asked.float().expand_as(total), rtol=1e-5, atol=1e-5)
+    else:
+        assert bool((total < asked)[asked[:, 0] > 0].all())
     return got
 
 
@@ -302,6 +309,19 @@ def test_attention_over_any_mixture_equals_the_loop(seed: int, layout: int, dens
     """Output, log-sum-exp and masses; masses add up to the number of real queries."""
     scene = make_scene(seed)
     compare(scene, lay_out(scene, layout, dense_share=dense_share), by_loop(scene))
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("softcap", "sinks"), [(1.5, False), (None, True), (1.5, True)])
+def test_capped_logits_and_sink_logits_equal_the_loop(seed: int, softcap: float | None, *, sinks: bool) -> None:
+    """Also where pads are asked, which see no sink logit."""
+    scene = make_scene(seed)
+    logits = 2 * normal(torch.Generator().manual_seed(seed), 3, 2, 2) if sinks else None
+    scene = scene._replace(query=attrs.evolve(scene.query, softcap=softcap, sink_logits=logits))
+    placed, expected = lay_out(scene, seed), by_loop(scene)
+    compare(scene, placed, expected)
+    plain = scene._replace(query=attrs.evolve(scene.query, softcap=None, sink_logits=None))
+    assert float((by_loop(plain).output - expected.output).abs().max()) > 0.05, "the scene does not tell them apart"
 
 
 @pytest.mark.parametrize(("heads", "group"), [(1, 1), (1, 4), (4, 1)])

@@ -123,11 +123,6 @@ def test_a_cache_that_broke_off_says_so() -> None:
         )
         with pytest.raises(Exception, match="NoneType"):
             broken.play_into(cache)
-        for ask in (
-            cache.report,
-            cache.fork().report,
-            lambda: cache.kept_positions(0),
-            lambda: recording.play_into(cache),
-        ):
+        for ask in (cache.report, cache.fork, lambda: cache.kept_positions(0), lambda: recording.play_into(cache)):
             with pytest.raises(InterruptedCacheError, match="broke off half way"):
                 ask()

@@ -51,6 +51,54 @@ class ChoosesItsScaling(Changed):
 
 
 @attrs.frozen
+class ForgetsTheSoftcap(Changed):
+    def asked(self, query: Query, view: View) -> tuple[Query, View]:
+        return attrs.evolve(query, softcap=None), view
+
+
+@attrs.frozen
+class CapsWhatItScales(Changed):
+    """Caps before the scaling, as if the cap were one of dot products."""
+
+    def asked(self, query: Query, view: View) -> tuple[Query, View]:
+        cap = query.softcap
+        return attrs.evolve(query, softcap=None if cap is None else cap / query.scaling), view
+
+
+@attrs.frozen
+class ForgetsTheSinkLogits(Changed):
+    def asked(self, query: Query, view: View) -> tuple[Query, View]:
+        return attrs.evolve(query, sink_logits=None), view
+
+
+@attrs.frozen
+class ScalesTheSinkLogits(Changed):
+    def asked(self, query: Query, view: View) -> tuple[Query, View]:
+        sinks = query.sink_logits
+        return attrs.evolve(query, sink_logits=None if sinks is None else sinks * query.scaling), view
+
+
+@attrs.frozen
+class CountsSinkLogitsAsSinks(Changed):
+    """Calls protected what the sink logits take."""
+
+    def told(self, seen: Attended, query: Query, view: View) -> Attended:
+        if seen.protected_mass is None or query.sink_logits is None:
+            return seen
+        taken = (query.sink_logits[..., None] - seen.lse).exp().masked_fill(query.positions[:, None, None] < 0, 0)
+        return attrs.evolve(seen, protected_mass=seen.protected_mass + taken.sum(3).flatten(1))
+
+
+@attrs.frozen
+class ShowsPadsTheSinkLogits(Changed):
+    def told(self, seen: Attended, query: Query, view: View) -> Attended:
+        if query.sink_logits is None:
+            return seen
+        pads = query.positions[:, None, None] < 0
+        return attrs.evolve(seen, lse=torch.where(pads, query.sink_logits[..., None], seen.lse))
+
+
+@attrs.frozen
 class AnswersOneBlock(Changed):
     """Leaves queries from number 128 on unanswered."""
 
@@ -204,6 +252,10 @@ BREAKS = (
     Break("test_the_output_is_that_of_plain_attention", ChoosesItsScaling(), "output: "),
     Break("test_the_output_is_that_of_plain_attention", AnswersInDouble(), "are answered in torch.float64"),
     Break("test_the_output_is_that_of_plain_attention", ForgetsTheSecondSegment(), "output: "),
+    Break("test_logits_are_capped", ForgetsTheSoftcap(), "output: "),
+    Break("test_logits_are_capped", CapsWhatItScales(), "output: "),
+    Break("test_sink_logits_take_their_share", ForgetsTheSinkLogits(), "output: "),
+    Break("test_sink_logits_take_their_share", ScalesTheSinkLogits(), "output: "),
     Break("test_every_query_of_a_long_forward_is_answered", AnswersOneBlock(), "output: 0 against"),
     Break("test_every_query_of_a_long_forward_is_answered", MassOfOneBlock(), "mass by lane"),
     Break("test_what_comes_later_changes_nothing", SeesTheFuture(), "law: Causal in true positions."),
@@ -211,6 +263,7 @@ BREAKS = (
     Break("test_masses_are_those_of_plain_attention", SharpensAttention(), "mass"),
     Break("test_masses_are_those_of_plain_attention", DecodesToTheModelsDtype(), "dtype=torch.bfloat16"),
     Break("test_masses_add_up_to_the_number_of_queries", LosesMass(), "by lane and query head"),
+    Break("test_masses_add_up_to_the_number_of_queries", CountsSinkLogitsAsSinks(), "sink_logits=True"),
     Break("test_mass_alone_is_the_mass_of_attend", MassPerQuery(), "mass by lane"),
     Break("test_asking_for_masses_changes_nothing", AlwaysTells(), "nobody asked for"),
     Break("test_mass_never_holds_a_square_matrix", HoldsTheMatrix(), "over 512 queries and "),
@@ -218,6 +271,7 @@ BREAKS = (
     Break("test_filler_and_unwritten_tokens_are_not_seen", SeesUnwrittenTokens(), "other filler, other output"),
     Break("test_filler_and_unwritten_tokens_are_not_seen", GivesFillerMass(), "filler columns have masses"),
     Break("test_pads_see_nothing", PadsSeeTheSinks(), "queries that are pads"),
+    Break("test_pads_see_nothing", ShowsPadsTheSinkLogits(), "log-sum-exp other than -inf"),
     Break("test_it_changes_nothing_that_it_is_given", ScalesItsQueries(), "attending changed the query"),
     Break("test_the_host_never_waits", Synchronises(), "_local_scalar_dense"),
 )

@@ -4,6 +4,7 @@ import attrs
 import torch
 from torch import Tensor
 
+from qevict.backends.logits import capped
 from qevict.contracts.backend import EncodedSegment
 from qevict.contracts.quantizer import Quantizer
 from qevict.contracts.rotary import Rotary
@@ -48,8 +49,8 @@ class CodedShelf:
         """Tokens of one lane."""
         return self.segment.regions[0] * self.window_tokens
 
-    def logits(self, asking: Tensor) -> Tensor:
-        """``[strips, group, tokens]`` scaled dot products; tokens run over the window's places, then over the slots."""
+    def logits(self, asking: Tensor, softcap: float | None) -> Tensor:
+        """``[strips, group, tokens]`` capped dot products; tokens run over the window's places, then over the slots."""
         strips, group, _ = asking.shape
         own = self.segment.regions[0]
         queries = self._turned_back(asking)
@@ -59,7 +60,7 @@ class CodedShelf:
             rows = query.flatten(0, 1)
             logits = torch.bmm(rows, columns) if logits is None else logits.baddbmm_(rows, columns)
         assert logits is not None
-        by_place = logits.view(-1, self.lanes, self.window_tokens, group, own)
+        by_place = capped(logits, softcap).view(-1, self.lanes, self.window_tokens, group, own)
         by_place.masked_fill_(self.segment.hidden.view(self.lanes, 1, 1, own), -torch.inf)
         return by_place.view(strips, -1, group, own).transpose(1, 2).flatten(2)
 

@@ -20,7 +20,8 @@ class FlashAttention(AttentionBackend):
 
     Query heads that share a KV head are packed side by side, so that keys and values are read once for them all. One
     token (a decode step) is weighed by two matrix products, whose weights, one per key, give the window masses at once.
-    Many tokens go through torch's fused attention; their masses, if wanted, are a second pass over the keys alone.
+    Many tokens go through torch's fused attention, or through plain torch, some at a time, where logits are capped;
+    their masses, if wanted, are a second pass over the keys alone. Sink logits are one more segment without values.
     Nothing as long as a pool is copied except what must be decoded, or cast from 16 bits to the fp32 of the arithmetic.
 
     Source: log-sum-exp merging as in FlashInfer (arXiv 2501.01005), section 2.2.
@@ -33,6 +34,7 @@ class FlashAttention(AttentionBackend):
         """Which operator attends, and how codes are read."""
         operator = fused_operator(setting.device)
         fused = f"aten::{operator}" if operator else "plain torch, as this build has no fused operator for it"
+        fused = fused if setting.softcap is None else "plain torch, as the fused operators do not cap logits"
         reads = [readable(keys, values, setting.window_tokens) for keys, values in setting.codecs]
         in_place = all(reads) and not setting.partial_rotary
         codes = "" if not reads else ", codes read in place" if in_place else ", codes decoded at every step"

@@ -5,6 +5,7 @@ import torch
 from jaxtyping import Bool, Float, Float32, Int
 from torch import Tensor
 
+from qevict.backends.logits import capped
 from qevict.contracts.backend import Known, Query
 from qevict.shapes import Mass
 
@@ -88,7 +89,8 @@ class _Sizes:
 
 
 def _asked_by(query: Query, part: slice) -> Query:
-    return Query(query.vectors[part], query.positions[part], query.scaling)
+    sinks = None if query.sink_logits is None else query.sink_logits[part]
+    return attrs.evolve(query, vectors=query.vectors[part], positions=query.positions[part], sink_logits=sinks)
 
 
 def _lanes_of(columns: Columns, part: slice, *, clean: bool) -> Columns:
@@ -109,9 +111,9 @@ def _add_lanes(query: Query, columns: Columns, known: Known, scratch: Tensor, bl
             sure = min(_seen_by_all(known, count - 1 - first), seen)
             positions = query.positions[:, first:behind]
             asked = _scaled(query.vectors[:, :, :, first:behind], positions >= 0, query.scaling)
-            logits = _logits(asked, keys[..., :seen], scratch)
+            logits = capped(_logits(asked, keys[..., :seen], scratch), query.softcap)
             logits[..., sure:] += _HIDDEN * _hidden(columns, positions, slice(sure, seen))[:, None, None]
-            total[..., :seen] += _sum_over_queries(_softmax(logits).flatten(1, 2), positions >= 0)
+            total[..., :seen] += _probability(logits, positions >= 0, query.sink_logits)
 
 
 def _seen_by_some(known: Known, columns: Columns, later: int) -> int:
@@ -152,8 +154,19 @@ def _softmax(logits: Tensor) -> Tensor:
     return torch.softmax(logits, -1, out=logits) if logits.is_cpu else torch.softmax(logits, -1)
 
 
-def _sum_over_queries(probability: Tensor, real: Tensor) -> Tensor:
-    """``[lanes, q_heads, columns]``; as a product, which reads the block once and leaves out pads for nothing."""
-    lanes, q_heads, count, width = probability.shape
-    weights = real[:, None].to(probability.dtype).expand(lanes, q_heads, count).reshape(-1, 1, count)
-    return (weights @ probability.reshape(-1, count, width)).view(lanes, q_heads, width)
+def _probability(logits: Tensor, real: Tensor, sinks: Tensor | None) -> Tensor:
+    """``[lanes, q_heads, columns]`` summed over the queries.
+
+    As a product, which reads the block once, leaves out pads for nothing, and leaves the sinks their share for little:
+    the largest probability among the columns tells their log-sum-exp.
+    """
+    lanes, heads, group, count, width = logits.shape
+    weights = real[:, None, None].to(logits.dtype).expand(lanes, heads, group, count)
+    if sinks is None:
+        probability = _softmax(logits)
+    else:
+        largest = logits.amax(-1)
+        probability = _softmax(logits)
+        weights = weights * (largest - probability.amax(-1).log() - sinks[..., None]).sigmoid()
+    products = weights.reshape(-1, 1, count) @ probability.reshape(-1, count, width)
+    return products.view(lanes, heads * group, width)

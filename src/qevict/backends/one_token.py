@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from qevict.backends.coded import CodedShelf, readable
+from qevict.backends.logits import capped
 from qevict.backends.shelves import Shelf, decoded, first_positions, per_slot, sinks
 from qevict.contracts.backend import Attended, Query, View
 
@@ -29,8 +30,8 @@ class _Read(Protocol):
     def tokens(self) -> int:
         """Tokens of one lane."""
 
-    def logits(self, asking: Tensor) -> Tensor:
-        """``[strips, group, tokens]`` scaled dot products; minus infinity for what is hidden."""
+    def logits(self, asking: Tensor, softcap: float | None) -> Tensor:
+        """``[strips, group, tokens]`` scaled dot products, capped; minus infinity for what is hidden."""
 
     def output(self, share: Tensor) -> Tensor:
         """``[strips, group, head_dim]`` values weighed by ``[strips, group, tokens]``."""
@@ -44,9 +45,12 @@ def attend(query: Query, view: View, *, want_mass: bool) -> Attended:
     lanes, heads, group, _, head_dim = query.vectors.shape
     shelves = _shelves(view, lanes)
     asking = (query.vectors.float() * query.scaling).transpose(0, 1).reshape(heads * lanes, group, head_dim)
-    logits = torch.cat([shelf.logits(asking) for shelf in shelves], dim=2)
+    parts = [shelf.logits(asking, query.softcap) for shelf in shelves]
+    if query.sink_logits is not None:
+        parts.append(query.sink_logits.transpose(0, 1).reshape(heads * lanes, group, 1))
+    logits = torch.cat(parts, dim=2)
     weights = logits.softmax(2)
-    shares = weights.split([shelf.tokens for shelf in shelves], dim=2)
+    shares = weights.split([part.shape[2] for part in parts], dim=2)[: len(shelves)]
     output = shelves[0].output(shares[0])
     for shelf, share in zip(shelves[1:], shares[1:], strict=True):
         output += shelf.output(share)
@@ -91,8 +95,8 @@ class _EvenShelf:
     def tokens(self) -> int:
         return self.shelf.regions[0] * self.shelf.keys.shape[2]
 
-    def logits(self, asking: Tensor) -> Tensor:
-        logits = torch.bmm(asking, self._strips(self.shelf.keys).transpose(1, 2))
+    def logits(self, asking: Tensor, softcap: float | None) -> Tensor:
+        logits = capped(torch.bmm(asking, self._strips(self.shelf.keys).transpose(1, 2)), softcap)
         hidden = self.shelf.hidden
         if hidden is not None:
             by_slot = logits.view(-1, self.lanes, logits.shape[1], self.shelf.regions[0], self.shelf.keys.shape[2])

@@ -1,6 +1,7 @@
 """Attention in pieces, for lanes of any length: every block of every shelf, put together by log-sum-exp."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import attrs
 import torch
@@ -8,12 +9,16 @@ from torch import Tensor
 
 from qevict.backends.blocks import Blocks, cut
 from qevict.backends.fused import fused_attention
+from qevict.backends.logits import capped, sink_logits
 from qevict.backends.merging import Part, Whole, merged
 from qevict.backends.shelves import FREE, Shelf, per_slot, shelves
 from qevict.contracts.backend import Attended, Query, View
 from qevict.transfer import to_device
 
 _QUERY_BLOCK = 256
+
+_CAPPED_QUERY_BLOCK = 64
+"""Queries that are taken at once where every logit is held: the fused operators know no cap."""
 
 
 @attrs.frozen(eq=False)
@@ -38,8 +43,8 @@ def one_token(query: Query, view: View, *, want_mass: bool) -> Attended:
     lanes, heads, group, _, head_dim = query.vectors.shape
     asking, found = _by_strip(query)[:, :, 0], shelves(view)
     readings = _readings(found, heads, _limits(query, view, heads))
-    weighed = [_weigh(asking, reading) for reading in readings]
-    whole = merged([part for part, _ in weighed], heads * lanes)
+    weighed = [_weigh(asking, reading, query.softcap) for reading in readings]
+    whole = merged([*(part for part, _ in weighed), *_sink_part(query, slice(None))], heads * lanes)
     output = whole.output.view(heads, lanes, group, 1, head_dim).transpose(0, 1)
     lse = whole.lse.view(heads, lanes, group, 1).transpose(0, 1)
     answer = Attended(output.to(query.vectors.dtype), lse)
@@ -59,11 +64,15 @@ def many_tokens(query: Query, view: View) -> Attended:
     """Attention of many tokens of each lane, a block of queries after the other."""
     lanes, heads, group, tokens, head_dim = query.vectors.shape
     asking, found, limits = _by_strip(query), shelves(view), _limits(query, view, heads)
+    size, attend_to = _QUERY_BLOCK, _fuse
+    if query.softcap is not None:
+        size, attend_to = _CAPPED_QUERY_BLOCK, partial(_fuse_capped, softcap=query.softcap)
     outputs, lses = [], []
-    for start in range(0, tokens, _QUERY_BLOCK):
-        those = slice(start, start + _QUERY_BLOCK)
+    for start in range(0, tokens, size):
+        those = slice(start, start + size)
         readings = _readings(found, heads, limits[:, those])
-        whole = merged([_fuse(asking[:, :, those], reading) for reading in readings], heads * lanes)
+        parts = [attend_to(asking[:, :, those], reading) for reading in readings]
+        whole = merged([*parts, *_sink_part(query, those)], heads * lanes)
         outputs.append(whole.output.unflatten(1, (group, -1)))
         lses.append(whole.lse.unflatten(1, (group, -1)))
     output = torch.cat(outputs, dim=2).view(heads, lanes, group, tokens, head_dim).transpose(0, 1)
@@ -107,11 +116,23 @@ def _positions(shelf: Shelf, blocks: Blocks, strips: Tensor | None, heads: int) 
     return (first[..., None] + torch.arange(window, device=device)).flatten(1)
 
 
-def _weigh(asking: Tensor, reading: _Reading) -> tuple[Part, Tensor]:
+def _sink_part(query: Query, those: slice) -> list[Part]:
+    """The sink logits, as a part of weight 1 without an output."""
+    logits = sink_logits(query)
+    if logits is None:
+        return []
+    own = logits[..., those].transpose(0, 1).flatten(0, 1).flatten(1)
+    seen = own > -torch.inf
+    top = own.clamp(min=torch.finfo(torch.float32).min)
+    return [Part(None, top, seen.float(), own.new_zeros(*own.shape, query.vectors.shape[4]))]
+
+
+def _weigh(asking: Tensor, reading: _Reading, softcap: float | None) -> tuple[Part, Tensor]:
     """Attention of one token of each strip to its blocks, and the weights ``[blocks, group, keys]`` before merging."""
     blocks, shelf = reading.blocks, reading.shelf
     own = asking if reading.strips is None else asking[reading.strips]
-    weights = torch.bmm(own, blocks.tokens(shelf.keys).float().transpose(1, 2)).masked_fill_(reading.hidden, -torch.inf)
+    weights = capped(torch.bmm(own, blocks.tokens(shelf.keys).float().transpose(1, 2)), softcap)
+    weights.masked_fill_(reading.hidden, -torch.inf)
     top = weights.amax(2, keepdim=True).clamp_(min=torch.finfo(torch.float32).min)
     weights = weights.sub_(top).exp_()
     output = torch.bmm(weights, blocks.tokens(shelf.values).float())
@@ -143,3 +164,9 @@ def _fuse(asking: Tensor, reading: _Reading) -> Part:
     seen = lse > -torch.inf
     top = lse.clamp(min=torch.finfo(torch.float32).min)
     return Part(reading.strips, top.flatten(1), seen.float().flatten(1), output.flatten(1, 2))
+
+
+def _fuse_capped(asking: Tensor, reading: _Reading, softcap: float) -> Part:
+    """What :func:`_fuse` does, each query head of each token as one that asks alone."""
+    hidden = reading.hidden.repeat(1, asking.shape[1], 1)
+    return _weigh(asking.flatten(1, 2), attrs.evolve(reading, hidden=hidden), softcap)[0]

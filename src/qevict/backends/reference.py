@@ -7,6 +7,7 @@ import attrs
 import torch
 from torch import Tensor
 
+from qevict.backends.logits import capped, sink_logits
 from qevict.contracts.backend import Attended, AttentionBackend, Query, View
 from qevict.contracts.values import Codes, Need
 from qevict.shapes import Mass
@@ -127,14 +128,15 @@ def token_extents(view: View) -> tuple[Tensor, Tensor]:
 
 def _probabilities(query: Query, gathered: Gathered) -> Iterator[tuple[Tensor, Tensor]]:
     """Softmax probabilities ``[lanes, heads, group, block, tokens]`` and log-sum-exp, block after block of queries."""
-    transposed = gathered.keys.transpose(-1, -2)
+    transposed, sinks = gathered.keys.transpose(-1, -2), sink_logits(query)
     for start in range(0, query.vectors.shape[3], _QUERY_BLOCK):
         block = query.vectors[:, :, :, start : start + _QUERY_BLOCK].float() * query.scaling
         seen_by = query.positions[:, start : start + _QUERY_BLOCK, None]
         allowed = gathered.present[:, None] & (gathered.positions[:, None] <= seen_by)
-        logits = (block.flatten(2, 3) @ transposed).unflatten(2, block.shape[2:4])
+        logits = capped(block.flatten(2, 3) @ transposed, query.softcap).unflatten(2, block.shape[2:4])
         logits = logits.masked_fill_(~allowed[:, None, None], -torch.inf)
         lse = logits.logsumexp(-1)
+        lse = lse if sinks is None else torch.logaddexp(lse, sinks[..., start : start + _QUERY_BLOCK])
         # A pad sees nothing: its lse is -inf, and -inf - -inf would be NaN where 0 is meant.
         floor = lse.clamp(min=torch.finfo(torch.float32).min)
         yield logits.sub_(floor[..., None]).exp_(), lse

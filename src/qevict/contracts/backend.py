@@ -118,6 +118,10 @@ class Query:
         scaling: factor on the dot products.
         padded: some query is a pad, for all that the host knows.
         known: bounds of the positions.
+        softcap: scaled dot products become ``softcap * tanh(product / softcap)`` before the softmax (Gemma 2,
+            arXiv 2408.00118, section 2); None leaves them as they are.
+        sink_logits: one more logit of each query head, which takes part in the softmax and carries no value (the sinks
+            that GPT-OSS learns); it is neither scaled nor capped, and pads do not see it. None where there are none.
     """
 
     vectors: Queries
@@ -125,6 +129,8 @@ class Query:
     scaling: float
     padded: bool = True
     known: Known = attrs.field(factory=Known)
+    softcap: float | None = None
+    sink_logits: Float32[Tensor, "lanes heads group"] | None = None
 
 
 @attrs.frozen(eq=False)
@@ -133,7 +139,8 @@ class Attended:
 
     Attributes:
         output: ``[lanes, heads, group, tokens, head_dim]`` in the dtype of the queries.
-        lse: natural log-sum-exp of the scaled dot products, per query.
+        lse: natural log-sum-exp of the logits, capped as they are and the sink logit among them, per query; minus
+            infinity for pads.
         mass: by window, summed over the queries; None if not asked for.
         protected_mass: on the sinks, summed over the queries; None if not asked for.
     """
@@ -154,6 +161,7 @@ class Setting:
         window_tokens: tokens of a window.
         codecs: quantizers of keys and values of the encoded tiers.
         partial_rotary: only some channels of a key turn with its position.
+        softcap: what caps the logits of the model; None where nothing does.
     """
 
     device: torch.device
@@ -161,6 +169,7 @@ class Setting:
     window_tokens: int
     codecs: tuple[tuple[Quantizer, Quantizer], ...]
     partial_rotary: bool = False
+    softcap: float | None = None
 
 
 class AttentionBackend(ABC):
@@ -169,8 +178,11 @@ class AttentionBackend(ABC):
     Laws:
         * The output equals fp32 softmax attention over the decoded keys and values: causal in true positions, within
           1e-5 for fp32 and a few ulp for 16-bit dtypes.
+        * Logits are capped before the softmax if the query says so.
+        * Sink logits take part in the softmax and carry no value: what they get is missing from output and masses.
         * Splitting or ordering segments differently changes nothing beyond that tolerance.
-        * Mass of all windows and ``protected_mass`` add up to the number of (non-pad) queries, per query head.
+        * Mass of all windows and ``protected_mass`` add up to the number of (non-pad) queries, per query head; sink
+          logits take their share from it.
         * ``mass`` alone equals the mass of ``attend`` and never holds an L x L matrix.
         * Filler columns and unwritten tokens get a probability of exactly 0.
         * No host synchronisation: every step attends.

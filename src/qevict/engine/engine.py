@@ -1,12 +1,13 @@
 """The engine: attend, score, record, plan, apply, for every layer of one cache."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import attrs
 import torch
 from torch import Tensor
 
-from qevict.contracts.backend import View
+from qevict.contracts.backend import Query, View
 from qevict.contracts.values import Geometry, Need, Observation
 from qevict.engine import event, tally
 from qevict.engine.checks import check_state
@@ -38,6 +39,8 @@ class Incoming:
         valid: ``[rows, tokens]``, False for pads; None if there are none.
         visible: ``[rows]`` how many keys, old and new, the mask lets the last query see; None without a mask.
         position_ids: rotary positions as the model received them.
+        softcap: what the model caps its logits at; None where it does not.
+        sink_logits: ``[q_heads]`` the model's sink logits; None where it has none.
     """
 
     query: Tensor
@@ -48,6 +51,8 @@ class Incoming:
     valid: Tensor | None
     visible: Tensor | None
     position_ids: Tensor
+    softcap: float | None = None
+    sink_logits: Tensor | None = None
 
 
 @attrs.frozen(eq=False)
@@ -75,6 +80,7 @@ class Engine:
         layers: opened at the first forward.
         forward: the forward under way; left standing by an exception.
         waiting: layers that are to be routed when the forward ends.
+        torn: every layer is being changed, one after another; left standing by an exception.
     """
 
     wiring: Wiring
@@ -82,6 +88,7 @@ class Engine:
     layers: list[Layer] = attrs.field(factory=list)
     forward: Forward | None = None
     waiting: list[int] = attrs.field(factory=list)
+    torn: bool = False
 
     @classmethod
     def start(cls, wiring: Wiring) -> "Engine":
@@ -99,15 +106,39 @@ class Engine:
         rotary = self.wiring.rotary
         return self.clock.nbytes + (0 if rotary is None else rotary.inverse_frequencies.nbytes)
 
+    @property
+    def whole(self) -> bool:
+        """Every token is still held as the model gave it, or rounded once to the stored dtype."""
+        return all(layer.whole for layer in self.layers)
+
     def check_whole(self) -> None:
         """Refuse to speak of a cache whose layers disagree.
 
         Raises:
-            InterruptedCacheError: a forward over it broke off half way.
+            InterruptedCacheError: a forward over it, or another change of all layers, broke off half way.
         """
-        if self.forward is not None:
-            msg = "a forward over this cache broke off half way, so its layers disagree; start again with a new cache"
+        if self.forward is not None or self.torn:
+            what = "a change of" if self.torn else "a forward over"
+            msg = f"{what} this cache broke off half way, so its layers disagree; reset it, or start with a new cache"
             raise InterruptedCacheError(msg)
+
+    @contextmanager
+    def change(self) -> Iterator[None]:
+        """Every layer is changed inside; should that break off half way, the cache is not whole any more.
+
+        Raises:
+            InterruptedCacheError: it is not whole now.
+        """
+        self.check_whole()
+        self.torn = True
+        yield
+        self.torn = False
+
+    def reset(self) -> None:
+        """Forget everything, also after a forward that broke off."""
+        fresh = Engine.start(self.wiring)
+        self.clock, self.layers = fresh.clock, fresh.layers
+        self.forward, self.waiting, self.torn = None, [], False
 
     def kept_positions(self, index: int) -> list[list[int]]:
         """True positions held in a layer, lane by lane; asks the device."""
@@ -170,7 +201,7 @@ class Engine:
             history = (incoming.keys, incoming.values) if first else layer.history(arrival.after[0])
             output = incoming.native(*history)
             return output, self._mass(layer, view, incoming, forward) if wanted else None
-        query = layer.query(incoming.query, landing.positions, incoming.scaling, padded=landing.padded)
+        query = _asked(layer, incoming, incoming.query, landing.positions, padded=landing.padded)
         told = wanted and look.everything
         seen = self.wiring.backend.attend(query, view, want_mass=told)
         rows = incoming.query.shape[0]
@@ -180,7 +211,7 @@ class Engine:
     def _mass(self, layer: Layer, view: View, incoming: Incoming, forward: Forward) -> Tensor:
         """A second pass over the queries that count."""
         look = forward.look
-        query = layer.query(incoming.query[:, :, look.slots], look.positions, incoming.scaling, padded=True)
+        query = _asked(layer, incoming, incoming.query[:, :, look.slots], look.positions, padded=True)
         if layer.whole:
             query = attrs.evolve(query, known=look.known)
         return self.wiring.backend.mass(query, view)
@@ -213,14 +244,26 @@ class Engine:
         arrival, landing = forward.arrival, forward.landing
         trusted = arrival.tokens == 1 and self.clock.prompted
         if self.waiting:
-            stack = Stack.of([self.layers[index] for index in self.waiting])
-            planned = event.plan(stack, self.waiting, arrival, landing)
-            event.carry_out(planned, self._counted(planned, ask=trusted), arrival, landing)
+            self.route_together(self.waiting, arrival, landing, ask=trusted)
             self.waiting.clear()
         elif arrival.event and trusted:
             self._ask_for_faults()
         self.clock.finish(arrival)
+        if not self.whole:
+            self.clock.events = ()
         self.forward = None
+
+    def route_together(self, indices: Sequence[int], arrival: Arrival, landing: Landing, *, ask: bool) -> None:
+        """A routing event of some layers at once.
+
+        Args:
+            indices: which layers.
+            arrival: which rows are due.
+            landing: where the tokens of the forward that ends fell.
+            ask: whether single tokens came before, whose faults the question to the device must also be about.
+        """
+        planned = event.plan(Stack.of([self.layers[index] for index in indices]), indices, arrival, landing)
+        event.carry_out(planned, self._counted(planned, ask=ask), arrival, landing)
 
     def _counted(self, planned: Event, *, ask: bool) -> Tally:
         """How much a plan moves, and whether the forwards since the last event were what they had to be."""
@@ -252,6 +295,13 @@ def _check_sizes(geometry: Geometry, incoming: Incoming) -> None:
             f"widths) is not supported"
         )
         raise UnsupportedModelError(msg)
+
+
+def _asked(layer: Layer, incoming: Incoming, vectors: Tensor, positions: Tensor, *, padded: bool) -> Query:
+    """Some of a forward's queries, by lane, and what the model does to their logits."""
+    return layer.query(
+        vectors, positions, incoming.scaling, padded=padded, softcap=incoming.softcap, sink_logits=incoming.sink_logits
+    )
 
 
 def _observe(

@@ -195,11 +195,27 @@ class Layer:
             column = until
         return tuple(segments)
 
-    def query(self, vectors: Tensor, positions: Tensor, scaling: float, *, padded: bool) -> Query:
-        """Queries ``[rows, q_heads, tokens, head_dim]`` at ``[lanes, tokens]`` true positions, by lane and KV head."""
+    def query(
+        self,
+        vectors: Tensor,
+        positions: Tensor,
+        scaling: float,
+        *,
+        padded: bool,
+        softcap: float | None,
+        sink_logits: Tensor | None,
+    ) -> Query:
+        """Queries ``[rows, q_heads, tokens, head_dim]`` at ``[lanes, tokens]`` true positions, by lane and KV head.
+
+        Sink logits are ``[q_heads]``, the same for every row.
+        """
+        sinks = None if sink_logits is None else self._by_q_head(sink_logits.float().expand(vectors.shape[0], -1))
+        return Query(self._by_q_head(vectors), positions, scaling, padded=padded, softcap=softcap, sink_logits=sinks)
+
+    def _by_q_head(self, tensor: Tensor) -> Tensor:
+        """``[rows, q_heads, ...]`` as ``[lanes, heads, group, ...]``."""
         group = self.wiring.geometry.q_heads // self.wiring.geometry.kv_heads
-        lanes = vectors.reshape(self.lanes, self.wiring.heads, group, *vectors.shape[2:])
-        return Query(lanes, positions, scaling, padded)
+        return tensor.reshape(self.lanes, self.wiring.heads, group, *tensor.shape[2:])
 
     def kept_positions(self, rows: Sequence[int]) -> list[list[int]]:
         """True positions held, lane by lane, given the true tokens of each row; asks the device."""

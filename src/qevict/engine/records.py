@@ -136,7 +136,7 @@ def joined(tables: Sequence[Records]) -> Records:
     first = tables[0]
     if len(tables) == 1:
         return first
-    return _lay_out(
+    return lay_out(
         tuple(tuple(itertools.chain(*lanes)) for lanes in zip(*(own.counts for own in tables), strict=True)),
         window=torch.cat([own.window for own in tables]),
         place=torch.cat([own.place for own in tables]),
@@ -192,7 +192,7 @@ def state_of(records: Records, grid: Grid, scorer: Scorer) -> State:
 
 def empty(lanes: int, segments: int, state: State, device: torch.device) -> Records:
     """A table without a line."""
-    return _lay_out(
+    return lay_out(
         tuple((0,) * lanes for _ in range(segments)),
         window=torch.empty(0, dtype=torch.int32, device=device),
         place=torch.empty(0, dtype=torch.int8, device=device),
@@ -221,7 +221,7 @@ def opened_until(records: Records, until: Sequence[int], slots: Tensor, state: S
         records.slots.shape[1],
     )
     dense = tuple(old + more for old, more in zip(records.counts[0], new, strict=True))
-    return _lay_out(
+    return lay_out(
         (dense, *records.counts[1:]),
         window=torch.cat((records.window, window))[order],
         place=torch.cat((records.place, torch.full_like(window, PROTECTED, dtype=torch.int8)))[order],
@@ -237,7 +237,33 @@ def kept(records: Records, keep: Tensor, segment: Tensor, counts: Counts) -> Rec
     total = sum(map(sum, counts))
     lines = torch.nonzero_static(keep, size=total)[:, 0]
     order = _order(records.lane_of()[lines], segment[lines], records.window[lines], len(counts))
-    return _lay_out(counts, opened=records.opened, **records.take(lines[order]))  # type: ignore[arg-type]
+    return lay_out(counts, opened=records.opened, **records.take(lines[order]))  # type: ignore[arg-type]
+
+
+def selected(records: Records, lanes: Sequence[int]) -> Records:
+    """The table of some lanes, in that order, for each time that a lane is named; slots are as they were."""
+    lines = [*map(sum, zip(*records.counts, strict=True))]
+    firsts, device = [*itertools.accumulate(lines, initial=0)], records.window.device
+    sizes = [lines[lane] for lane in lanes]
+    before = itertools.accumulate(sizes, initial=0)
+    shift = to_device([firsts[lane] - own for lane, own in zip(lanes, before, strict=False)], device)
+    total = sum(sizes)
+    line = shift.repeat_interleave(to_device(sizes, device), output_size=total) + torch.arange(total, device=device)
+    counts = tuple(tuple(own[lane] for lane in lanes) for own in records.counts)
+    opened = tuple(records.opened[lane] for lane in lanes)
+    return lay_out(counts, opened=opened, **records.take(line))  # type: ignore[arg-type]
+
+
+def cut(records: Records, until: Sequence[int], aged: Sequence[int]) -> Records:
+    """The table with the first ``until`` windows of each lane, ``aged`` of them in tier 0; all lie in one segment."""
+    device, lane = records.window.device, records.lane_of()
+    lines = torch.nonzero_static(records.window < to_device(until, device)[lane], size=sum(until))[:, 0]
+    columns = records.take(lines)
+    old = records.window[lines] < to_device(aged, device)[lane[lines]]
+    columns["place"] = torch.where(old, 0, PROTECTED).to(records.place.dtype)
+    none = (0,) * records.lanes
+    counts = (tuple(until), *(none for _ in records.counts[1:]))
+    return lay_out(counts, opened=tuple(until), **columns)  # type: ignore[arg-type]
 
 
 def segments_of(records: Records) -> Tensor:
@@ -251,7 +277,7 @@ def _order(lane: Tensor, segment: Tensor, window: Tensor, segments: int) -> Tens
     return (((lane * segments + segment) << _WINDOW_BITS) + window).argsort()
 
 
-def _lay_out(
+def lay_out(
     counts: Counts,
     *,
     window: Tensor,
@@ -261,6 +287,7 @@ def _lay_out(
     state: State,
     opened: tuple[int, ...],
 ) -> Records:
+    """A table from its columns, whose lines are sorted by lane, then segment, then window."""
     sizes = to_device(tuple(zip(*counts, strict=True)), window.device)
     flat = sizes.flatten()
     starts = (flat.cumsum(0) - flat).view_as(sizes)

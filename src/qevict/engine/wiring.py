@@ -28,21 +28,34 @@ class Wiring:
         geometry: the model's sizes.
         rotary: turns decoded keys; None where no tier encodes.
         device: where attention runs.
+        softcap: what the model caps its logits at; None where it does not.
     """
 
     policy: Policy
     geometry: Geometry
     rotary: Rotary | None
     device: torch.device = attrs.field(factory=lambda: torch.device("cpu"))
+    softcap: float | None = None
 
     def __deepcopy__(self, _memo: object) -> "Wiring":
         return self
 
+    def __reduce__(self) -> "tuple[type[Wiring], tuple[object, ...]]":
+        return Wiring, (self.policy, self.geometry, self.rotary, self.device)  # the rest follows anew from these
+
     @cached_property
     def choice(self) -> Choice:
         """What attends, and why."""
-        partial = self.rotary is not None and self.rotary.rotary_dim < self.geometry.head_dim
-        setting = Setting(self.device, self.geometry.dtype, self.policy.window_tokens, self.codecs, partial)
+        policy, rotary = self.policy, self.rotary
+        partial = rotary is not None and rotary.rotary_dim < self.geometry.head_dim
+        setting = Setting(
+            self.device,
+            self.geometry.dtype,
+            policy.window_tokens,
+            self.codecs,
+            softcap=self.softcap,
+            partial_rotary=partial,
+        )
         return choose(self.policy, setting)
 
     @property

@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import attrs
 import torch
@@ -13,11 +13,16 @@ from qevict.errors import InputError, NothingRuledWarning, UnsupportedModelError
 from qevict.hf import attention
 from qevict.hf.cache import Cache
 from qevict.hf.compat import CACHE_ARGUMENT
+from qevict.hf.modes import refuse_modes, wish
 from qevict.hf.names import name_for
 from qevict.hf.reading import check_ids, read_into
 from qevict.hf.recording import Recording, record
 from qevict.hf.support import wire
+from qevict.hf.unwrapping import unwrap
 from qevict.policy import Policy
+
+_BATCHING = "init_continuous_batching"
+"""The method of a model through which every way into continuous batching leads."""
 
 
 @attrs.frozen(eq=False)
@@ -25,7 +30,7 @@ class Session:
     """A model with a policy attached; what ``with qevict.attach(model, policy) as session`` gives.
 
     Attributes:
-        model: the model.
+        model: the model as it was given, in whatever it is wrapped.
         policy: the policy of the caches that this session makes.
     """
 
@@ -57,7 +62,7 @@ class Session:
             raise InputError(msg)
         cache = self.cache()
         cache.expect(check_ids(input_ids))
-        read_into(cache, self.model, input_ids, attention_mask, chunk_tokens)
+        read_into(cache, unwrap(self.model), input_ids, attention_mask, chunk_tokens)
         return cache
 
     def record(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Recording:
@@ -70,19 +75,21 @@ class Session:
         Raises:
             InputError: the ids are not whole numbers ``[rows, tokens]``, or there are none.
         """
-        return record(self.model, input_ids, attention_mask)
+        return record(unwrap(self.model), input_ids, attention_mask)
 
     def generate(self, input_ids: Tensor | None = None, *, cache: Cache | None = None, **kwargs: Any) -> Any:
-        """``model.generate`` under the policy: greedy decoding and sampling.
+        """``model.generate`` under the policy: greedy decoding, sampling, beam search and beam sampling.
 
         Args:
             input_ids: ``[rows, tokens]``: a prompt, or, with ``cache``, only what is new since the cache was filled
                 (what is given is read, so that a context given again is there twice); None with ``inputs_embeds``.
-            cache: a cache to go on from, which is changed (fork it to keep it); None for a new one.
+            cache: a cache to go on from, which is changed (fork it to keep it); None for a new one. Each of its rows is
+                repeated for the beams, or the sequences to return, as the inputs are.
             **kwargs: as ``model.generate`` takes them.
 
         Raises:
-            UnsupportedOperationError: beams, assisted decoding, or a caller's own cache arguments.
+            UnsupportedOperationError: assisted decoding, what runs code from the Hub (contrastive search, DoLa, groups
+                of beams, constraints), or cache arguments of the caller's own.
             InputError: neither input_ids nor inputs_embeds.
         """
         new = kwargs.get("inputs_embeds") if input_ids is None else input_ids
@@ -91,12 +98,17 @@ class Session:
             raise InputError(msg)
         if input_ids is not None:
             check_ids(input_ids)
-        _refuse_modes(self.model, kwargs)
+        refuse_modes(self.model, kwargs, seen=0 if cache is None else cache.get_seq_length())
+        kwargs.pop("use_cache", None)
         cache = self.cache() if cache is None else cache
         if not cache.get_seq_length():
             cache.expect(new.shape[1])
-        elif kwargs.get("attention_mask") is None or kwargs["attention_mask"].shape[1] == new.shape[1]:
-            kwargs["attention_mask"] = _whole_mask(cache, new, kwargs.get("attention_mask"))
+        else:
+            _check_batch(cache, new)
+            if kwargs.get("attention_mask") is None or kwargs["attention_mask"].shape[1] == new.shape[1]:
+                kwargs["attention_mask"] = _whole_mask(cache, new, kwargs.get("attention_mask"))
+            beams = (wish(self.model, kwargs, name) or 1 for name in ("num_beams", "num_return_sequences"))
+            cache.batch_repeat_interleave(max(beams))
         return self.model.generate(input_ids, use_cache=True, **{CACHE_ARGUMENT: cache}, **kwargs)
 
 
@@ -104,13 +116,13 @@ class Session:
 def attach(model: Any, policy: Policy) -> Iterator[Session]:
     """Let a policy rule the caches of a model.
 
-    Nothing of the model is changed but the name of its attention implementation, which is put back on the way out, also
-    after an exception. The policy rules the caches that the session makes, and every ``qevict.Cache``. Caches of other
-    kinds work on as before: a plain ``model.generate`` makes one of those, and is not compressed. Attached twice, the
-    model goes back to the outer session when the inner one ends.
+    Nothing of the model is changed but the name of its attention implementation, and continuous batching, which is
+    refused; both are put back on the way out, also after an exception. The policy rules the caches that the session
+    makes, and every ``qevict.Cache``. Caches of other kinds work on as before: a plain ``model.generate`` makes one of
+    those, and is not compressed. Attached twice, the model goes back to the outer session when the inner one ends.
 
     Args:
-        model: a transformers causal language model.
+        model: a transformers causal language model, also compiled or with PEFT adapters of weights around it.
         policy: checked against the model here, before any token.
 
     Raises:
@@ -120,28 +132,48 @@ def attach(model: Any, policy: Policy) -> Iterator[Session]:
     Warns:
         NothingRuledWarning: all layers have sliding windows.
     """
-    if not wire(model, policy).geometry.layers:
+    inner = unwrap(model)
+    if not wire(inner, policy).geometry.layers:
         msg = (
-            f"every layer of {type(model).__name__} has a sliding window and stays the library's own: nothing is ruled"
+            f"every layer of {type(inner).__name__} has a sliding window and stays the library's own: nothing is ruled"
         )
         warnings.warn(msg, NothingRuledWarning, stacklevel=3)
-    if model.device.type == "meta":
-        msg = f"{type(model).__name__} cannot be served: its weights are not loaded (meta device)"
+    if inner.device.type == "meta":
+        msg = f"{type(inner).__name__} cannot be served: its weights are not loaded (meta device)"
         raise UnsupportedModelError(msg)
-    before = _implementations(model.config)
-    name = name_for(model.config._attn_implementation)
+    before = _implementations(inner.config)
+    name = name_for(inner.config._attn_implementation)
     if name is None:
         msg = (
-            f"attention implementation {model.config._attn_implementation!r} has no stand-in; load the model with "
+            f"attention implementation {inner.config._attn_implementation!r} has no stand-in; load the model with "
             f"attn_implementation='sdpa' or 'eager'"
         )
         raise UnsupportedModelError(msg)
     attention.register()
     try:
-        model.set_attn_implementation(name)
-        yield Session(model, policy)
+        inner.set_attn_implementation(name)
+        with _without_continuous_batching(inner):
+            yield Session(model, policy)
     finally:
-        model.set_attn_implementation(before)
+        inner.set_attn_implementation(before)
+
+
+@contextmanager
+def _without_continuous_batching(model: Any) -> Iterator[None]:
+    """It would store keys and values in pages of its own, past any policy."""
+    before = vars(model).get(_BATCHING)
+    setattr(model, _BATCHING, _refuse_batching)
+    try:
+        yield
+    finally:
+        delattr(model, _BATCHING)
+        if before is not None:
+            setattr(model, _BATCHING, before)
+
+
+def _refuse_batching(*_args: object, **_kwargs: object) -> NoReturn:
+    msg = "continuous batching stores keys and values past any policy; use it outside of qevict.attach"
+    raise UnsupportedOperationError(msg)
 
 
 def _implementations(config: Any) -> dict[str, Any]:
@@ -154,28 +186,11 @@ def _implementations(config: Any) -> dict[str, Any]:
     return own
 
 
-def _refuse_modes(model: Any, kwargs: dict[str, Any]) -> None:
-    config = kwargs.get("generation_config") or model.generation_config
-
-    def wish(name: str) -> Any:
-        return kwargs.get(name, getattr(config, name, None))
-
-    if "past_key_values" in kwargs:
-        msg = "session.generate passes the cache itself; give a qevict cache as cache="
-        raise UnsupportedOperationError(msg)
-    if (wish("num_beams") or 1) > 1:
-        msg = "beam search is not supported by a qevict cache yet; use num_beams=1"
-        raise UnsupportedOperationError(msg)
-    if wish("assistant_model") is not None or wish("prompt_lookup_num_tokens"):
-        msg = (
-            "assisted and prompt-lookup decoding are not supported by a qevict cache yet; drop assistant_model and "
-            "prompt_lookup_num_tokens"
-        )
-        raise UnsupportedOperationError(msg)
-    if kwargs.get("use_cache") is False:
-        msg = "use_cache=False leaves nothing for a policy to rule; call model.generate instead"
-        raise UnsupportedOperationError(msg)
-    kwargs.pop("use_cache", None)
+def _check_batch(cache: Cache, inputs: Tensor) -> None:
+    held, rows = cache.rows, inputs.shape[0]
+    if held != rows:
+        msg = f"the cache holds {held} rows, the inputs have {rows}; select or repeat the rows of one of them"
+        raise InputError(msg)
 
 
 def _whole_mask(cache: Cache, inputs: Tensor, new: Tensor | None) -> Tensor:
@@ -186,9 +201,6 @@ def _whole_mask(cache: Cache, inputs: Tensor, new: Tensor | None) -> Tensor:
             "the policy rules no layer of this model, so the cache knows nothing of the pads that it has seen; give an "
             "attention_mask over all tokens, those of the cache and the new ones"
         )
-        raise InputError(msg)
-    if clock.tokens and len(clock.tokens) != rows:
-        msg = f"the cache holds {len(clock.tokens)} rows, the inputs have {rows}"
         raise InputError(msg)
     pads = torch.tensor([clock.seen - own for own in clock.tokens], device=inputs.device)[:, None]
     past = (torch.arange(clock.seen, device=inputs.device) >= pads).long()

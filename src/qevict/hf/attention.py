@@ -12,8 +12,9 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import eager_mask, sdpa_mask
 
 from qevict.engine.engine import Incoming
-from qevict.errors import InputError
-from qevict.hf.cache import CacheLayer, layer_of, plain_arithmetic
+from qevict.errors import InputError, UnsupportedModelError, UnsupportedOperationError
+from qevict.hf.compiling import outside_graphs
+from qevict.hf.layer import CacheLayer, layer_of, plain_arithmetic
 from qevict.hf.names import BASES
 
 _OWN_MASK = "_qevict_mask"
@@ -50,10 +51,10 @@ def attend(
     layer = layer_of(key)
     if layer is None:
         return own(module, query, key, value, attention_mask, **kwargs)
-    layer.turn.end()
     return _through_engine(layer, own, module, query, key, value, attention_mask, kwargs), None
 
 
+@outside_graphs
 def _through_engine(
     layer: CacheLayer,
     own: Callable[..., tuple[Tensor, Tensor | None]],
@@ -64,11 +65,8 @@ def _through_engine(
     mask: Tensor | None,
     kwargs: dict[str, Any],
 ) -> Tensor:
-    position_ids = kwargs.get("position_ids")
-    if position_ids is None:
-        msg = f"{type(module).__name__} hands no position_ids to attention; this model cannot be served"
-        raise InputError(msg)
-    _check_mask(mask)
+    layer.turn.end()
+    _check_call(module, mask, kwargs)
 
     device = query.device.type
     autocast = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
@@ -92,7 +90,9 @@ def _through_engine(
         native=native,
         valid=None if seen is None else seen[:, -query.shape[2] :],
         visible=None if seen is None else seen.sum(1),
-        position_ids=position_ids,
+        position_ids=kwargs["position_ids"],
+        softcap=kwargs.get("softcap"),
+        sink_logits=kwargs.get("s_aux"),
     )
     with plain_arithmetic(device):
         return layer.engine.step(layer.index, incoming)
@@ -108,7 +108,17 @@ def _model_attention(module: torch.nn.Module, base: str) -> Callable[..., tuple[
     return own
 
 
-def _check_mask(mask: Tensor | None) -> None:
+def _check_call(module: torch.nn.Module, mask: Tensor | None, kwargs: dict[str, Any]) -> None:
+    """Refuse what only shows when the model runs, before the cache has taken anything in."""
+    if module.training:
+        msg = "the model is in training mode, and a policy serves inference only; call model.eval() first"
+        raise UnsupportedModelError(msg)
+    if kwargs.get("use_cache") is False:
+        msg = "use_cache=False gives the whole text again at every step, which a cache would hold twice; drop use_cache"
+        raise UnsupportedOperationError(msg)
+    if kwargs.get("position_ids") is None:
+        msg = f"{type(module).__name__} hands no position_ids to attention; this model cannot be served"
+        raise InputError(msg)
     if mask is not None and not hasattr(mask, _OWN_MASK):
         msg = "a 4-D attention mask of your own cannot be honoured by a policy; give the 2-D mask of the tokenizer"
         raise InputError(msg)

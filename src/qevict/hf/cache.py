@@ -1,159 +1,31 @@
 """The cache that a model's forward fills: transformers' surface over the engine."""
 
-import contextlib
 import copy
-from collections.abc import Iterator
-from typing import Any, NoReturn, Protocol, runtime_checkable
+import os
+import weakref
+from collections.abc import Sequence
+from typing import Any
 
-import attrs
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache as TransformersCache
-from transformers.cache_utils import CacheLayerMixin
 
-from qevict.engine.clock import Clock
-from qevict.engine.engine import Engine, Incoming
+from qevict.engine.cropping import crop
+from qevict.engine.engine import Engine
 from qevict.engine.report import Report, make_report
+from qevict.engine.selection import select
+from qevict.engine.snapshot import Snapshot, restore, take
 from qevict.engine.wiring import Wiring
-from qevict.errors import InputError, InterruptedCacheError, NotAttachedError, UnsupportedOperationError
-from qevict.hf import names
-from qevict.hf.layers import ruled, stock_layers, storage_bytes, text_config
+from qevict.errors import InputError, InterruptedCacheError, NotAttachedError
+from qevict.hf import names, saving
+from qevict.hf.compat import empty_layer
+from qevict.hf.layer import CacheLayer, Turn, refuse, with_owned
+from qevict.hf.layers import library_layers, storage_bytes, text_config
+from qevict.hf.reading import check_rows
+from qevict.hf.removal import check_removal, crop_layers
 from qevict.hf.support import wire
+from qevict.hf.unwrapping import unwrap
 from qevict.policy import Policy
-
-TAG = "_qevict_layer"
-"""Attribute by which keys carry their layer from ``update`` to the attention function."""
-
-
-@contextlib.contextmanager
-def plain_arithmetic(device: str) -> Iterator[None]:
-    """Scores and decoded keys are fp32 whatever the model computes in, and a cache outlives any autograd graph."""
-    if not (torch.is_autocast_enabled(device) or torch.is_inference_mode_enabled() or torch.is_grad_enabled()):
-        yield  # as it is within generate: entering three contexts in every layer of every token would be felt
-        return
-    with torch.autocast(device, enabled=False), torch.inference_mode(mode=False), torch.no_grad():
-        yield
-
-
-@attrs.define(eq=False)
-class Turn:
-    """The handshake between ``update`` and attention: whose keys are on the way. Shared by the layers of one cache."""
-
-    config: Any
-    pending: "CacheLayer | None" = None
-
-    def begin(self, layer: "CacheLayer") -> None:
-        """Keys leave ``layer`` for attention.
-
-        Raises:
-            NotAttachedError: the model does not attend through this library, so nobody would pick them up.
-        """
-        waiting, self.pending = self.pending, None
-        if waiting is not None or self.config._attn_implementation not in names.BASES:
-            msg = (
-                "nobody picks up the keys of this cache: use `with qevict.attach(model, policy):` around every forward "
-                "and generate that is given it, with the model that it was made for"
-            )
-            raise NotAttachedError(msg)
-        self.pending = layer
-
-    def end(self) -> None:
-        """Attention has picked them up."""
-        self.pending = None
-
-    def __deepcopy__(self, _memo: object) -> "Turn":
-        return Turn(self.config)
-
-
-@runtime_checkable
-class Steps(Protocol):
-    """What a layer hands its tokens to: an engine, or what stands in for one."""
-
-    @property
-    def clock(self) -> Clock:
-        """How far each row is."""
-
-    def step(self, index: int, incoming: Incoming) -> Tensor:
-        """One layer's part of a forward."""
-
-
-class CacheLayer(CacheLayerMixin):
-    """One owned layer. Stores nothing itself: its keys and values live in the engine's pools."""
-
-    is_sliding = False
-    is_compileable = False
-    is_croppable = False
-
-    def __init__(self, index: int, engine: Steps, turn: Turn) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # transformers leaves it untyped
-        self.index, self.engine, self.turn = index, engine, turn
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Nothing to do: the engine opens a layer at its first step."""
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, *_args: object, **_kwargs: object
-    ) -> tuple[Tensor, Tensor]:
-        """Hold the new keys for the attention call that follows; returns a fresh view that names this layer."""
-        self.turn.begin(self)
-        tagged = key_states.view(key_states.shape)
-        setattr(tagged, TAG, self)
-        return tagged, value_states
-
-    def get_seq_length(self) -> int:
-        """Tokens seen, pads included; what is stored is another number."""
-        return self.engine.clock.seen
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Masks speak of tokens seen."""
-        return self.engine.clock.seen + query_length, 0
-
-    def get_max_length(self) -> int:
-        """No limit."""
-        return -1
-
-    def reset(self) -> NoReturn:
-        """Refused; a new cache costs nothing."""
-        _refuse("reset", "make a new cache instead")
-
-    def crop(self, tokens_to_remove: Any) -> NoReturn:
-        """Refused: evicted tokens cannot come back."""
-        _refuse(
-            "crop", "assisted and prompt-lookup decoding are not supported; fork the cache before tokens you may undo"
-        )
-
-    def activate_past_recording(self) -> NoReturn:
-        """The first thing that assisted decoding asks for; refused before any token."""
-        _refuse("assisted decoding", "use greedy decoding or sampling")
-
-    def reorder_cache(self, beam_idx: Tensor) -> NoReturn:
-        """Refused."""
-        _refuse("beam search", "use num_beams=1")
-
-    def batch_repeat_interleave(self, repeats: int) -> NoReturn:
-        """Refused."""
-        _refuse("batch_repeat_interleave", "repeat the inputs before the prompt is cached")
-
-    def batch_select_indices(self, indices: Tensor) -> NoReturn:
-        """Refused."""
-        _refuse("batch_select_indices", "select the rows before the prompt is cached")
-
-    def offload(self) -> NoReturn:
-        """Refused."""
-        _refuse("offloading", "a policy decides where bytes live")
-
-    def prefetch(self) -> NoReturn:
-        """Refused."""
-        _refuse("offloading", "a policy decides where bytes live")
-
-
-def lay_out(model: Any, engine: Steps) -> list[Any]:
-    """A layer for each layer of the model: one that hands its tokens to the engine where the policy rules."""
-    config = text_config(model)
-    layers, turn = stock_layers(config), Turn(config)
-    for own, index in enumerate(ruled(layers)):
-        layers[index] = CacheLayer(own, engine, turn)
-    return layers
 
 
 class Cache(TransformersCache):
@@ -165,7 +37,7 @@ class Cache(TransformersCache):
     State lives here and nowhere else: caches on one model never disturb each other.
 
     Args:
-        model: a model that a policy is attached to.
+        model: a model that a policy is attached to, or what wraps it.
         policy: what rules this cache; it need not be the attached one.
 
     Raises:
@@ -175,11 +47,28 @@ class Cache(TransformersCache):
     """
 
     def __init__(self, model: Any, policy: Policy) -> None:
+        model = unwrap(model)
         if getattr(model.config, "_attn_implementation", None) not in names.BASES:
             msg = "no policy is attached to this model; make the cache inside `with qevict.attach(model, policy):`"
             raise NotAttachedError(msg)
-        self.engine = Engine.start(wire(model, policy))
-        super().__init__(layers=lay_out(model, self.engine))
+        config = text_config(model)
+        self._compose(Engine.start(wire(model, policy)), Turn(config), library_layers(config))
+        self._model: weakref.ref[Any] | None = weakref.ref(model)
+
+    def _compose(self, engine: Engine, turn: Turn, layers: Sequence[Any]) -> None:
+        """Put owned layers where there is None among the layers of the library."""
+        self.engine, self._model = engine, None
+        super().__init__(layers=with_owned(layers, engine, turn))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Cache":
+        self.engine.check_whole()
+        memo[id(self)] = other = Cache.__new__(Cache)
+        vars(other).update(copy.deepcopy(vars(self), memo))
+        return other
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        layers = [None if isinstance(layer, CacheLayer) else layer for layer in self.layers]
+        return _revive, (self.wiring, take(self.engine), layers)
 
     def __bool__(self) -> bool:
         """False: Phi-3 drops a cache that is true, and so the policy, where a text outgrows its first context."""
@@ -191,13 +80,18 @@ class Cache(TransformersCache):
         return self.engine.wiring
 
     @property
+    def policy(self) -> Policy:
+        """What rules this cache."""
+        return self.wiring.policy
+
+    @property
     def ruled_layers(self) -> tuple[int, ...]:
         """Indices of the layers of the model that the policy rules."""
         return tuple(index for index, layer in enumerate(self.layers) if isinstance(layer, CacheLayer))
 
     @property
-    def other_layers(self) -> list[Any]:
-        """Layers that stay the library's own."""
+    def library_layers(self) -> list[Any]:
+        """Layers that no policy rules: the library's own, which drop tokens by a rule of the model."""
         return [layer for layer in self.layers if not isinstance(layer, CacheLayer)]
 
     def update(
@@ -208,20 +102,15 @@ class Cache(TransformersCache):
         Raises:
             InterruptedCacheError: an earlier forward broke off, so that some layers have seen more than others.
         """
-        if layer_idx == 0 and self.engine.wiring.geometry.layers < len(self.layers):
+        if layer_idx == 0 and self.wiring.geometry.layers < len(self.layers):
             self._check_in_step()
         keys, values = super().update(key_states, value_states, layer_idx, *args, **kwargs)
         return keys, values
 
     def _check_in_step(self) -> None:
-        if len({layer.get_seq_length() for layer in self.layers}) > 1:
+        if len({self.get_seq_length(index) for index in range(len(self.layers))}) > 1:
             msg = "a forward over this cache broke off half way, so its layers disagree; start again with a new cache"
             raise InterruptedCacheError(msg)
-
-    @property
-    def policy(self) -> Policy:
-        """What rules this cache."""
-        return self.wiring.policy
 
     def expect(self, prompt_tokens: int) -> None:
         """Announce the length of the prompt, pads included, so that it may come in several forwards.
@@ -235,12 +124,96 @@ class Cache(TransformersCache):
             msg = f"a prompt has at least 1 token, got prompt_tokens={prompt_tokens}"
             raise InputError(msg)
         if self.get_seq_length():
-            _refuse("expect", "announce the prompt before the first forward")
+            refuse("expect", "announce the prompt before the first forward")
         self.engine.clock.prompt_tokens = prompt_tokens
 
     def fork(self) -> "Cache":
         """An independent copy: ask many questions of one context, each on a fork of its own."""
         return copy.deepcopy(self)
+
+    def reset(self) -> None:
+        """Be empty again, as new, also after a forward that broke off; an announced prompt is forgotten too."""
+        self.engine.reset()
+        for layer in self.layers:
+            if isinstance(layer, CacheLayer):
+                layer.turn.end()
+            else:
+                empty_layer(layer)
+
+    def crop(self, tokens_to_remove: int | Tensor) -> None:
+        """Take the last tokens of every row back, exactly as if they had never come; refused where that cannot be.
+
+        It can be for scorers that remember nothing, if no routing event came with or after these tokens, or if nothing
+        was evicted or encoded yet.
+
+        Args:
+            tokens_to_remove: 0, or minus the number of tokens, pads included.
+
+        Raises:
+            InputError: a positive number, or more than can go.
+            UnsupportedOperationError: it cannot be done exactly; the message says why.
+            InterruptedCacheError: a forward over the cache broke off half way.
+        """
+        count = check_removal(tokens_to_remove)
+        self.engine.check_whole()
+        if count:
+            others = crop_layers(self.library_layers, count)
+            if self.ruled_layers:
+                crop(self.engine, count)
+            self.layers = [layer if isinstance(layer, CacheLayer) else next(others) for layer in self.layers]
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Put row ``beam_idx[i]`` in the place of row ``i``, in every layer and tier, as beam search does.
+
+        Args:
+            beam_idx: ``[rows]`` whole numbers; a row may be named more than once, or not at all.
+
+        Raises:
+            InputError: these are no rows of the cache.
+            InterruptedCacheError: a forward over the cache broke off half way.
+        """
+        self._select(beam_idx, "reorder_cache", beam_idx)
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Keep some rows, in the order of ``indices``.
+
+        Args:
+            indices: ``[rows]`` whole numbers; a row may be named more than once.
+
+        Raises:
+            InputError: these are no rows of the cache.
+            InterruptedCacheError: a forward over the cache broke off half way.
+        """
+        self._select(indices, "batch_select_indices", indices)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Have every row ``repeats`` times, side by side.
+
+        Raises:
+            InputError: ``repeats`` is no whole number, or below 1.
+            InterruptedCacheError: a forward over the cache broke off half way.
+        """
+        if not isinstance(repeats, int) or isinstance(repeats, bool) or repeats < 1:
+            msg = f"rows are repeated a whole number of times, 1 or more; got repeats={repeats!r}"
+            raise InputError(msg)
+        rows = torch.arange(self.rows).repeat_interleave(repeats)
+        self._select(rows, "batch_repeat_interleave", repeats)
+
+    @property
+    def rows(self) -> int:
+        """Rows of the batch; 0 before the first forward."""
+        others = (layer.keys.shape[0] for layer in self.library_layers if layer.is_initialized)
+        return len(self.engine.clock.tokens) or next(others, 0)
+
+    def _select(self, rows: Tensor, method: str, argument: Tensor | int) -> None:
+        """Let all layers follow; those of the library by their own method."""
+        held = self.rows
+        self.engine.check_whole()
+        if held and (order := check_rows(rows, held)) != [*range(held)]:
+            if self.ruled_layers:
+                select(self.engine, order)
+            for layer in self.library_layers:
+                getattr(layer, method)(argument)
 
     def kept_positions(self, layer: int) -> list[list[int]]:
         """True positions held in a layer of the model, lane by lane (rows, or rows x KV heads), whatever the tier.
@@ -253,23 +226,60 @@ class Cache(TransformersCache):
             raise InputError(msg)
         return self.engine.kept_positions(self.ruled_layers.index(layer))
 
+    def save(self, path: str | os.PathLike[str], model: Any = None) -> None:
+        """Write this cache, its policy included, to a file that :meth:`load` reads. Nothing in it is pickled.
+
+        The file takes the place of an older one only when it is complete.
+
+        Args:
+            path: the file; safetensors is its format.
+            model: the model that filled this cache; None for the one that it was made for. A cache that was pickled
+                does not know its model.
+
+        Raises:
+            PolicyFileError: a part of the policy has no registered name.
+            UnsupportedOperationError: no model is known, or a layer of the library holds what a file cannot.
+            InterruptedCacheError: a forward over the cache broke off half way.
+        """
+        model = self._model() if model is None and self._model is not None else model
+        if model is None:
+            refuse("save without its model", "it was pickled, or the model is gone; name it: save(path, model)")
+        saving.save(path, self.engine, self.library_layers, unwrap(model))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], model: Any) -> "Cache":
+        """Read a cache that was saved; it goes on bit for bit where the saved one stood, under the policy in the file.
+
+        Args:
+            path: the file.
+            model: the model that filled the cache, or one with equal weights; a policy is attached to it.
+
+        Raises:
+            CacheFileError: the file is none, or damaged, or of another version, or the cache belongs to another model.
+            PolicyFileError: a part of the policy is not installed.
+            NotAttachedError: nothing is attached to the model.
+        """
+        with saving.opened(path) as saved:
+            saved.check_model(unwrap(model))
+            cache = cls(model, saved.policy)
+            saved.fill(cache.engine, cache.library_layers)
+        return cache
+
     def nbytes(self) -> int:
         """Bytes of everything allocated for this cache, the library's own layers included."""
-        return self.engine.nbytes + storage_bytes(self.other_layers)
+        return self.engine.nbytes + storage_bytes(self.library_layers)
 
     def report(self) -> Report:
         """Bytes by kind, windows by tier, moves."""
-        return make_report(self.engine, storage_bytes(self.other_layers))
+        return make_report(self.engine, storage_bytes(self.library_layers))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.get_seq_length()} tokens seen, {self.nbytes()} bytes, {self.policy!r})"
 
 
-def _refuse(what: str, remedy: str) -> NoReturn:
-    msg = f"a qevict cache does not support {what}: {remedy}"
-    raise UnsupportedOperationError(msg)
-
-
-def layer_of(keys: torch.Tensor) -> CacheLayer | None:
-    """The layer that sent these keys, or None for a foreign cache."""
-    return getattr(keys, TAG, None)
+def _revive(wiring: Wiring, snapshot: Snapshot, layers: Sequence[Any]) -> Cache:
+    """Unpickle a cache."""
+    cache, engine = Cache.__new__(Cache), Engine.start(wiring)
+    restore(engine, snapshot)
+    cache._compose(engine, Turn(None), layers)
+    return cache

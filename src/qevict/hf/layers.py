@@ -12,17 +12,13 @@ def text_config(model: Any) -> Any:
     return model.config.get_text_config(decoder=True)
 
 
-def stock_layers(config: Any) -> list[Any]:
-    """Cache layers as the library makes them for a text configuration, one for each layer of the model."""
-    return list(DynamicCache(config=config).layers)
+def library_layers(config: Any) -> list[Any]:
+    """Cache layers as the library makes them for a text configuration, and None where a policy rules.
 
-
-def ruled(layers: list[Any]) -> tuple[int, ...]:
-    """Indices of the layers that keep every token, and so leave something to decide.
-
-    A layer with a sliding window drops tokens by itself; it stays the library's.
+    A policy rules the layers that keep every token, and so leave something to decide. A layer with a sliding window
+    drops tokens by itself; it stays the library's.
     """
-    return tuple(index for index, layer in enumerate(layers) if type(layer) is DynamicLayer)
+    return [None if type(layer) is DynamicLayer else layer for layer in DynamicCache(config=config).layers]
 
 
 def storage_bytes(layers: list[Any]) -> int:

@@ -10,8 +10,9 @@ from transformers.cache_utils import Cache as TransformersCache
 from qevict.engine.clock import Clock
 from qevict.engine.engine import Incoming
 from qevict.errors import UnsupportedOperationError
-from qevict.hf.cache import Cache, CacheLayer, lay_out, plain_arithmetic
-from qevict.hf.layers import storage_bytes
+from qevict.hf.cache import Cache
+from qevict.hf.layer import CacheLayer, Turn, plain_arithmetic, with_owned
+from qevict.hf.layers import library_layers, storage_bytes, text_config
 from qevict.hf.reading import read_into
 
 
@@ -29,7 +30,7 @@ class Recording:
     """
 
     incoming: tuple[Incoming, ...]
-    others: dict[int, Any]
+    others: dict[int, Any] = attrs.field(factory=dict)
 
     @property
     def nbytes(self) -> int:
@@ -90,8 +91,8 @@ def record(model: Any, input_ids: Tensor, attention_mask: Tensor | None = None) 
     Raises:
         InputError: the prompt is empty.
     """
-    recorder = _Recorder()
-    layers = lay_out(model, recorder)
+    recorder, config = _Recorder(), text_config(model)
+    layers = with_owned(library_layers(config), recorder, Turn(config))
     read_into(TransformersCache(layers=layers), model, input_ids, attention_mask)
     others = {index: layer for index, layer in enumerate(layers) if not isinstance(layer, CacheLayer)}
     return Recording(tuple(recorder.incoming), others)

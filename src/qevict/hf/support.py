@@ -8,7 +8,8 @@ from qevict.contracts.values import Geometry
 from qevict.engine.wiring import Wiring
 from qevict.errors import PolicyError, UnsupportedModelError
 from qevict.hf.compat import INSTALLED, OLDEST
-from qevict.hf.layers import ruled, stock_layers, text_config
+from qevict.hf.layers import library_layers, text_config
+from qevict.hf.names import name_for
 from qevict.hf.rotary import read_rotary
 from qevict.policy import Policy
 
@@ -49,7 +50,7 @@ def wire(model: Any, policy: Policy) -> Wiring:
     config = text_config(model)
     heads = config.num_attention_heads
     geometry = Geometry(
-        layers=len(ruled(stock_layers(config))),
+        layers=library_layers(config).count(None),
         q_heads=heads,
         kv_heads=config.num_key_value_heads,
         head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
@@ -58,7 +59,7 @@ def wire(model: Any, policy: Policy) -> Wiring:
     encodes = any(tier.codec is not None for tier in policy.tiers)
     rotary = read_rotary(model) if encodes and geometry.layers else None
     device = torch.device("cpu") if model.device.type == "meta" else model.device  # a sketch runs nowhere
-    wiring = Wiring(policy, geometry, rotary, device)
+    wiring = Wiring(policy, geometry, rotary, device, _softcap(config))
     wiring.check()
     return wiring
 
@@ -101,6 +102,18 @@ def _odd_layers(_model: Any, config: Any) -> str | None:
     return None
 
 
+def _softcap(config: Any) -> float | None:
+    """What the model caps its logits at; None where it does not."""
+    softcap: float | None = getattr(config, "attn_logit_softcapping", None)
+    return softcap
+
+
+def _uncapped(_model: Any, config: Any) -> str | None:
+    if _softcap(config) is not None and name_for(config._attn_implementation) == name_for("sdpa"):
+        return f"sdpa ignores its attn_logit_softcapping={_softcap(config)}; load it with attn_implementation='eager'"
+    return None
+
+
 def _training(model: Any, _config: Any) -> str | None:
     if model.training:
         return "it is in training mode; call model.eval() first"
@@ -123,4 +136,4 @@ def _several_devices(model: Any, _config: Any) -> str | None:
 
 
 # In this order: what a later check reads of a configuration is there once the family is known.
-_CHECKS = (_old_library, _other_cache, _wrong_family, _odd_layers, _training, _odd_heads, _several_devices)
+_CHECKS = (_old_library, _other_cache, _wrong_family, _odd_layers, _uncapped, _training, _odd_heads, _several_devices)

@@ -4,6 +4,7 @@ import attrs
 import torch
 from torch import Tensor
 
+from qevict.contracts.backend import Query
 from qevict.testing.laying import Placed
 from qevict.testing.scenes import Scene
 
@@ -38,8 +39,12 @@ def plainly_attended(scene: Scene, placed: Placed) -> Answer:
         for head in range(case.heads):
             owners, positions, keys, values = _tokens(scene, placed, lane, head)
             logits = query.vectors[lane, head].double() @ keys.T * query.scaling
+            if query.softcap is not None:
+                logits = query.softcap * (logits / query.softcap).tanh()
+            logits = torch.cat((logits, _sink_logits(query, lane, head)), dim=2)
+            positions = torch.cat((positions, positions.new_zeros(logits.shape[2] - len(positions))))
             logits = logits.masked_fill(positions > query.positions[lane, :, None], -torch.inf)
-            shares = logits.softmax(-1).nan_to_num(nan=0.0)  # a pad sees nothing
+            shares = logits.softmax(-1).nan_to_num(nan=0.0)[..., : len(owners)]  # a pad sees nothing
             answer.output[lane, head] = shares @ values
             answer.lse[lane, head] = logits.logsumexp(-1)
             own = slice(head * case.group, (head + 1) * case.group)
@@ -49,6 +54,14 @@ def plainly_attended(scene: Scene, placed: Placed) -> Answer:
                 1, owners[owners >= 0], by_token[:, owners >= 0]
             )
     return answer
+
+
+def _sink_logits(query: Query, lane: int, head: int) -> Tensor:
+    """``[group, queries, 1]``, or ``[group, queries, 0]`` where there are none; seen as if they stood at position 0."""
+    group, queries = query.vectors.shape[2:4]
+    if query.sink_logits is None:
+        return torch.zeros(group, queries, 0, dtype=torch.float64)
+    return query.sink_logits[lane, head].double()[:, None, None].expand(-1, queries, -1)
 
 
 def _tokens(scene: Scene, placed: Placed, lane: int, head: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -57,7 +57,7 @@ class BackendContract(RegisteredContract[AttentionBackend, BackendCase]):
     head_dim: ClassVar[int] = 16
 
     def cases(self) -> SearchStrategy[BackendCase]:
-        """Ragged lanes with gaps, an open window, pads, and any mixture of segments."""
+        """Ragged lanes with gaps, an open window, pads, and any mixture of segments; logits as models want them."""
         return st.builds(
             BackendCase,
             lanes=st.integers(1, 3),
@@ -69,6 +69,8 @@ class BackendContract(RegisteredContract[AttentionBackend, BackendCase]):
             dense=st.integers(0, 10),
             dtype=st.sampled_from([torch.float32, torch.float32, torch.bfloat16, torch.float16]),
             seed=st.integers(0, 1000),
+            softcap=st.sampled_from([None, None, 3.0]),
+            sink_logits=st.booleans(),
         )
 
     @plain_law("provides is the set of what a scorer may need of the backend.")
@@ -82,14 +84,23 @@ class BackendContract(RegisteredContract[AttentionBackend, BackendCase]):
         """Within 1e-5 for fp32 and a few ulp for 16-bit dtypes; the log-sum-exp likewise."""
         self._require_plain_output(case)
 
+    @law("Logits are capped before the softmax if the query says so.")
+    def test_logits_are_capped(self, case: BackendCase) -> None:
+        self._require_plain_output(attrs.evolve(case, softcap=3.0))
+
+    @law("Sink logits take part in the softmax and carry no value.")
+    def test_sink_logits_take_their_share(self, case: BackendCase) -> None:
+        self._require_plain_output(attrs.evolve(case, sink_logits=True))
+
     @plain_law("Every query of a long forward is answered as those of a short one.")
     def test_every_query_of_a_long_forward_is_answered(self) -> None:
         windows = -(-MANY_QUERIES // self.window_tokens)
         for dtype in (torch.float32, torch.bfloat16):
-            case = BackendCase(2, 1, 2, MANY_QUERIES, sinks=2, windows=windows, dense=5, dtype=dtype, seed=0)
-            self._require_plain_output(case)
-            if TELLS_MASS.held(self.part):
-                self._require_plain_masses(case)
+            plain = BackendCase(2, 1, 2, MANY_QUERIES, sinks=2, windows=windows, dense=5, dtype=dtype, seed=0)
+            for case in (plain, attrs.evolve(plain, softcap=3.0, sink_logits=True)):
+                self._require_plain_output(case)
+                if TELLS_MASS.held(self.part):
+                    self._require_plain_masses(case)
 
     @law("Causal in true positions.")
     def test_what_comes_later_changes_nothing(self, case: BackendCase) -> None:
@@ -133,10 +144,16 @@ class BackendContract(RegisteredContract[AttentionBackend, BackendCase]):
 
     @law("Mass of all windows and protected_mass add up to the number of (non-pad) queries.", given_that=TELLS_MASS)
     def test_masses_add_up_to_the_number_of_queries(self, case: BackendCase) -> None:
+        """What sink logits take, ``exp(sink logit - log-sum-exp)``, is missing."""
         scene = self._scene(case)
-        mass, protected = _masses(self._attend(scene, self._laid_out(scene), want_mass=True))
+        got = self._attend(scene, self._laid_out(scene), want_mass=True)
+        mass, protected = _masses(got)
         total = mass.sum(-1) + protected
-        asked = (scene.query.positions >= 0).sum(1, keepdim=True).expand_as(total)
+        real = scene.query.positions >= 0
+        if scene.query.sink_logits is not None:
+            taken = (scene.query.sink_logits[..., None] - got.lse).exp().masked_fill(~real[:, None, None], 0)
+            total = total + taken.sum(3).flatten(1)
+        asked = real.sum(1, keepdim=True).expand_as(total)
         require(close(total, asked), f"by lane and query head: {gap(total, asked)}")
 
     @law("mass alone equals the mass of attend.", given_that=TELLS_MASS)

@@ -40,6 +40,8 @@ class BackendCase:
         dense: how many of them, in tenths, lie densely.
         dtype: dtype of the model.
         seed: decides the numbers, and where everything lies.
+        softcap: what logits are capped at.
+        sink_logits: whether there are sink logits.
     """
 
     lanes: int
@@ -51,6 +53,8 @@ class BackendCase:
     dense: int
     dtype: torch.dtype
     seed: int
+    softcap: float | None = None
+    sink_logits: bool = False
 
 
 @attrs.frozen(eq=False)
@@ -142,6 +146,8 @@ def make_scene(case: BackendCase, codecs: Codecs, window_tokens: int, head_dim: 
             torch.tensor(places),
             chance.choice([0.6, 1.4]) * head_dim**-0.5,
             padded=min(map(min, places)) < 0,
+            softcap=case.softcap,
+            sink_logits=2 * normal(case.seed + 7, *vectors.shape[:3]) if case.sink_logits else None,
         ),
     )
 
