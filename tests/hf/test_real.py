@@ -136,7 +136,8 @@ def chat(tokenizer: Any) -> list[Tensor]:
 @torch.no_grad()
 def listen(model: Any, cache: Any, turns: list[Tensor], new: int) -> tuple[list[Tensor], list[Tensor], list[Any]]:
     """Forwards of the turns and then of single, best tokens: their tokens, their logits, what was held before each."""
-    pieces, logits = [], []
+    pieces: list[Tensor] = []
+    logits: list[Tensor] = []
     watch: list[dict[int, Held]] = [{}]
     for turn in range(len(turns) + new):
         pieces.append(turns[turn] if turn < len(turns) else logits[-1][:, -1:].argmax(-1))
@@ -250,6 +251,7 @@ def test_gemma_keeps_its_local_layers_and_compresses_the_global_ones(gemma: Gemm
     with qevict.attach(gemma.model, policies.qevict("20 %")) as session:
         cache = session.prefill(gemma.prompt)
         assert cache.ruled_layers == GLOBAL
+        own: Any
         for index, (own, stock) in enumerate(zip(cache.layers, gemma.read.layers, strict=True)):
             if index in GLOBAL:
                 assert len(cache.kept_positions(index)[0]) < PROMPT
