@@ -39,8 +39,8 @@ TIERS = {
     "codes only": ((coded(8), coded(2)), (0.6, 0.4)),
 }
 
-BUDGETS = st.one_of(
-    st.none(), st.integers(20, 90).map(Tokens), st.sampled_from([0.3, 0.5, 0.7, 0.9]).map(Fraction)
+BUDGETS = st.sampled_from(
+    [None, *map(Tokens, (25, 40, 55, 70, 90)), *map(Fraction, (0.3, 0.5, 0.7, 0.9))]
 )
 POLICIES = st.builds(
     lambda tiers, **options: Policy(
@@ -76,11 +76,13 @@ class StateMachine(RuleBasedStateMachine):
                 print("STAT", p.promotions,p.demotions,p.evictions,p.seen, len(p.rows), t.cache.policy.granularity)
         self.context.close()
 
-    @initialize(policy=POLICIES)
-    def attach(self, policy: Policy) -> None:
+    @initialize(policy=POLICIES, data=st.data())
+    def attach(self, policy: Policy, data: st.DataObject) -> None:
         session = self.context.enter_context(qevict.attach(MODEL, policy))
         cache = session.cache()
         self.twins.append(Twin(cache, Plain(rules_of(cache))))
+        _announce(self.twins[0], data)
+        _read(self.twins[0], data)
 
     def twin(self, which: int) -> Twin:
         return self.twins[which % len(self.twins)]
@@ -145,7 +147,7 @@ def _turn(twin: Twin, data: st.DataObject) -> None:
 def _steps(twin: Twin, data: st.DataObject) -> None:
     """A few tokens, one by one."""
     tokens = data.draw(SEEDS)
-    for _ in range(data.draw(st.integers(1, 6), label="tokens")):
+    for _ in range(data.draw(st.integers(1, 12), label="tokens")):
         twin.feed(MODEL, [[tokens.randrange(3, 97)] for _ in twin.plain.rows], [[True]] * len(twin.plain.rows))
 
 
@@ -161,6 +163,7 @@ def _run(examples: int, steps: int) -> None:
     )
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_any_interleaving() -> None:
     _run(40, 12)
 
