@@ -6,6 +6,7 @@ cache. ``tiny`` models are made sensitive, and ``assert_sensitive`` refuses thos
 
 import contextlib
 import importlib
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -263,3 +264,34 @@ def generate(model: Any, policy: Any, ids: Tensor, mask: Tensor | None = None, n
             **{CACHE_ARGUMENT: cache},
         )
     return Run(out.sequences, list(out.logits), watch.steps, cache)
+
+
+@contextlib.contextmanager
+def before_forwards(model: Any, note: Any) -> Iterator[None]:
+    """Call ``note(number)`` before each forward of a model."""
+    numbers = itertools.count()
+    handle = model.register_forward_pre_hook(lambda *_: note(next(numbers)))
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def play_again(model: Any, watch: list[list[Held]], ids: Tensor, mask: Tensor, **ask: Any) -> Any:
+    """The same call of generate with a stock cache, each forward seeing what the policy held just before it.
+
+    Args:
+        model: the model, without a policy.
+        watch: what was held before each forward; nothing before the first.
+        ids: the prompt.
+        mask: of the prompt.
+        **ask: as the policy's generate was asked.
+    """
+    global _PATCH  # noqa: PLW0603 - the attention function is called by transformers
+    _PATCH = True
+
+    def show(number: int) -> None:
+        _STEP[:] = watch[number]
+
+    with oracle(model), before_forwards(model, show):
+        return model.generate(ids, attention_mask=mask, **ask)

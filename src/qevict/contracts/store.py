@@ -20,7 +20,8 @@ class Pool(ABC):
         * ``nbytes`` is the bytes of everything allocated, free slots included.
         * A pool keeps copies: neither what was written nor what was read is tied to it.
         * In an attended pool, slots that nothing was written to hold zeros: attention masks them, but reads them.
-        * ``repack`` keeps the blocks of the given slots, each in the slot that is named for it, and no others.
+        * ``repack`` keeps the blocks of the given slots, each in the slot that is named for it, and no others. A slot
+          may be given more than once, and is then copied as often.
     """
 
     @property

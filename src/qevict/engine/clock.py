@@ -1,10 +1,13 @@
 """What all layers of one cache share about time: how far each row is, and when events are due."""
 
+from collections.abc import Sequence
+
 import attrs
 import torch
 from torch import Tensor
 
 from qevict.errors import InputError
+from qevict.transfer import to_device
 
 
 @attrs.frozen(eq=False)
@@ -78,6 +81,13 @@ class Clock:
     def nbytes(self) -> int:
         """Bytes of the three tensors."""
         return sum(tensor.nbytes for tensor in (self.lengths, self.offset, self.faults) if tensor is not None)
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Keep some rows, in that order, for each time that a row is named."""
+        self.tokens, self.since = (tuple(own[row] for row in rows) for own in (self.tokens, self.since))
+        self.lengths, self.offset = (
+            None if own is None else own[to_device(rows, own.device)] for own in (self.lengths, self.offset)
+        )
 
     def begin(self, valid: Tensor | None, visible: Tensor | None, position_ids: Tensor, rows: int) -> Arrival:
         """Read one forward's tokens.

@@ -1,6 +1,7 @@
 """The engine: attend, score, record, plan, apply, for every layer of one cache."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import attrs
 import torch
@@ -75,6 +76,7 @@ class Engine:
         layers: opened at the first forward.
         forward: the forward under way; left standing by an exception.
         waiting: layers that are to be routed when the forward ends.
+        torn: every layer is being changed, one after another; left standing by an exception.
     """
 
     wiring: Wiring
@@ -82,6 +84,7 @@ class Engine:
     layers: list[Layer] = attrs.field(factory=list)
     forward: Forward | None = None
     waiting: list[int] = attrs.field(factory=list)
+    torn: bool = False
 
     @classmethod
     def start(cls, wiring: Wiring) -> "Engine":
@@ -103,11 +106,30 @@ class Engine:
         """Refuse to speak of a cache whose layers disagree.
 
         Raises:
-            InterruptedCacheError: a forward over it broke off half way.
+            InterruptedCacheError: a forward over it, or another change of all layers, broke off half way.
         """
-        if self.forward is not None:
-            msg = "a forward over this cache broke off half way, so its layers disagree; start again with a new cache"
+        if self.forward is not None or self.torn:
+            what = "a change of" if self.torn else "a forward over"
+            msg = f"{what} this cache broke off half way, so its layers disagree; reset it, or start with a new cache"
             raise InterruptedCacheError(msg)
+
+    @contextmanager
+    def change(self) -> Iterator[None]:
+        """Every layer is changed inside; should that break off half way, the cache is not whole any more.
+
+        Raises:
+            InterruptedCacheError: it is not whole now.
+        """
+        self.check_whole()
+        self.torn = True
+        yield
+        self.torn = False
+
+    def reset(self) -> None:
+        """Forget everything, also after a forward that broke off."""
+        fresh = Engine.start(self.wiring)
+        self.clock, self.layers = fresh.clock, fresh.layers
+        self.forward, self.waiting, self.torn = None, [], False
 
     def kept_positions(self, index: int) -> list[list[int]]:
         """True positions held in a layer, lane by lane; asks the device."""

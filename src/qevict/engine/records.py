@@ -240,6 +240,20 @@ def kept(records: Records, keep: Tensor, segment: Tensor, counts: Counts) -> Rec
     return _lay_out(counts, opened=records.opened, **records.take(lines[order]))  # type: ignore[arg-type]
 
 
+def selected(records: Records, lanes: Sequence[int]) -> Records:
+    """The table of some lanes, in that order, for each time that a lane is named; slots are as they were."""
+    lines = [*map(sum, zip(*records.counts, strict=True))]
+    firsts, device = [*itertools.accumulate(lines, initial=0)], records.window.device
+    sizes = [lines[lane] for lane in lanes]
+    before = itertools.accumulate(sizes, initial=0)
+    shift = to_device([firsts[lane] - own for lane, own in zip(lanes, before, strict=False)], device)
+    total = sum(sizes)
+    line = shift.repeat_interleave(to_device(sizes, device), output_size=total) + torch.arange(total, device=device)
+    counts = tuple(tuple(own[lane] for lane in lanes) for own in records.counts)
+    opened = tuple(records.opened[lane] for lane in lanes)
+    return _lay_out(counts, opened=opened, **records.take(line))  # type: ignore[arg-type]
+
+
 def segments_of(records: Records) -> Tensor:
     """Segment of each line, from the table's own extents."""
     flat = records.sizes.flatten()

@@ -72,16 +72,17 @@ class Session:
         return record(self.model, input_ids, attention_mask)
 
     def generate(self, input_ids: Tensor | None = None, *, cache: Cache | None = None, **kwargs: Any) -> Any:
-        """``model.generate`` under the policy: greedy decoding and sampling.
+        """``model.generate`` under the policy: greedy decoding, sampling, beam search and beam sampling.
 
         Args:
             input_ids: ``[rows, tokens]``: a prompt, or, with ``cache``, only what is new since the cache was filled
                 (what is given is read, so that a context given again is there twice); None with ``inputs_embeds``.
-            cache: a cache to go on from, which is changed (fork it to keep it); None for a new one.
+            cache: a cache to go on from, which is changed (fork it to keep it); None for a new one. Each of its rows is
+                repeated for the beams, or the sequences to return, as the inputs are.
             **kwargs: as ``model.generate`` takes them.
 
         Raises:
-            UnsupportedOperationError: beams, assisted decoding, or a caller's own cache arguments.
+            UnsupportedOperationError: assisted decoding, or a caller's own cache arguments.
             InputError: neither input_ids nor inputs_embeds.
         """
         new = kwargs.get("inputs_embeds") if input_ids is None else input_ids
@@ -94,8 +95,12 @@ class Session:
         cache = self.cache() if cache is None else cache
         if not cache.engine.clock.seen:
             cache.expect(new.shape[1])
-        elif kwargs.get("attention_mask") is None or kwargs["attention_mask"].shape[1] == new.shape[1]:
-            kwargs["attention_mask"] = _whole_mask(cache, new, kwargs.get("attention_mask"))
+        else:
+            _check_batch(cache, new)
+            if kwargs.get("attention_mask") is None or kwargs["attention_mask"].shape[1] == new.shape[1]:
+                kwargs["attention_mask"] = _whole_mask(cache, new, kwargs.get("attention_mask"))
+            beams = (_wish(self.model, kwargs, name) or 1 for name in ("num_beams", "num_return_sequences"))
+            cache.batch_repeat_interleave(max(beams))
         return self.model.generate(input_ids, use_cache=True, **{CACHE_ARGUMENT: cache}, **kwargs)
 
 
@@ -146,19 +151,18 @@ def _implementations(config: Any) -> dict[str, Any]:
     return own
 
 
+def _wish(model: Any, kwargs: dict[str, Any], name: str) -> Any:
+    """What generate will make of an option: given, or from the generation config, or from the model's."""
+    configs = (kwargs.get("generation_config"), model.generation_config)
+    given = (kwargs.get(name), *(getattr(config, name, None) for config in configs))
+    return next((value for value in given if value is not None), None)
+
+
 def _refuse_modes(model: Any, kwargs: dict[str, Any]) -> None:
-    config = kwargs.get("generation_config") or model.generation_config
-
-    def wish(name: str) -> Any:
-        return kwargs.get(name, getattr(config, name, None))
-
     if "past_key_values" in kwargs:
         msg = "session.generate passes the cache itself; give a qevict cache as cache="
         raise UnsupportedOperationError(msg)
-    if (wish("num_beams") or 1) > 1:
-        msg = "beam search is not supported by a qevict cache yet; use num_beams=1"
-        raise UnsupportedOperationError(msg)
-    if wish("assistant_model") is not None or wish("prompt_lookup_num_tokens"):
+    if _wish(model, kwargs, "assistant_model") is not None or _wish(model, kwargs, "prompt_lookup_num_tokens"):
         msg = (
             "assisted and prompt-lookup decoding are not supported by a qevict cache yet; drop assistant_model and "
             "prompt_lookup_num_tokens"
@@ -170,12 +174,16 @@ def _refuse_modes(model: Any, kwargs: dict[str, Any]) -> None:
     kwargs.pop("use_cache", None)
 
 
+def _check_batch(cache: Cache, inputs: Tensor) -> None:
+    held, rows = len(cache.engine.clock.tokens), inputs.shape[0]
+    if held != rows:
+        msg = f"the cache holds {held} rows, the inputs have {rows}; select or repeat the rows of one of them"
+        raise InputError(msg)
+
+
 def _whole_mask(cache: Cache, inputs: Tensor, new: Tensor | None) -> Tensor:
     """The mask over everything seen and the new tokens, from what the cache knows of its left pads."""
     clock, (rows, tokens) = cache.engine.clock, inputs.shape[:2]
-    if clock.tokens and len(clock.tokens) != rows:
-        msg = f"the cache holds {len(clock.tokens)} rows, the inputs have {rows}"
-        raise InputError(msg)
     pads = torch.tensor([clock.seen - own for own in clock.tokens], device=inputs.device)[:, None]
     past = (torch.arange(clock.seen, device=inputs.device) >= pads).long()
     return torch.cat((past, torch.ones(rows, tokens).to(past) if new is None else new.to(past)), dim=1)

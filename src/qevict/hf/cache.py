@@ -14,14 +14,18 @@ from transformers.cache_utils import CacheLayerMixin
 from qevict.engine.clock import Clock
 from qevict.engine.engine import Engine, Incoming
 from qevict.engine.report import Report, make_report
+from qevict.engine.selection import select
 from qevict.engine.wiring import Wiring
 from qevict.errors import InputError, NotAttachedError, UnsupportedOperationError
 from qevict.hf import names
+from qevict.hf.reading import check_rows
 from qevict.hf.support import wire
 from qevict.policy import Policy
 
 TAG = "_qevict_layer"
 """Attribute by which keys carry their layer from ``update`` to the attention function."""
+
+_TOGETHER = "call the method of the cache, which changes all its layers together"
 
 
 @contextlib.contextmanager
@@ -112,30 +116,28 @@ class CacheLayer(CacheLayerMixin):
         return -1
 
     def reset(self) -> NoReturn:
-        """Refused; a new cache costs nothing."""
-        _refuse("reset", "make a new cache instead")
+        """Refused for one layer: the layers of a cache are changed together."""
+        _refuse("reset of one layer", _TOGETHER)
 
     def crop(self, tokens_to_remove: Any) -> NoReturn:
-        """Refused: evicted tokens cannot come back."""
-        _refuse(
-            "crop", "assisted and prompt-lookup decoding are not supported; fork the cache before tokens you may undo"
-        )
+        """Refused for one layer."""
+        _refuse("crop of one layer", _TOGETHER)
 
     def activate_past_recording(self) -> NoReturn:
         """The first thing that assisted decoding asks for; refused before any token."""
         _refuse("assisted decoding", "use greedy decoding or sampling")
 
     def reorder_cache(self, beam_idx: Tensor) -> NoReturn:
-        """Refused."""
-        _refuse("beam search", "use num_beams=1")
+        """Refused for one layer."""
+        _refuse("reorder_cache of one layer", _TOGETHER)
 
     def batch_repeat_interleave(self, repeats: int) -> NoReturn:
-        """Refused."""
-        _refuse("batch_repeat_interleave", "repeat the inputs before the prompt is cached")
+        """Refused for one layer."""
+        _refuse("batch_repeat_interleave of one layer", _TOGETHER)
 
     def batch_select_indices(self, indices: Tensor) -> NoReturn:
-        """Refused."""
-        _refuse("batch_select_indices", "select the rows before the prompt is cached")
+        """Refused for one layer."""
+        _refuse("batch_select_indices of one layer", _TOGETHER)
 
     def offload(self) -> NoReturn:
         """Refused."""
@@ -197,6 +199,57 @@ class Cache(TransformersCache):
     def fork(self) -> "Cache":
         """An independent copy: ask many questions of one context, each on a fork of its own."""
         return copy.deepcopy(self)
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Put row ``beam_idx[i]`` in the place of row ``i``, in every layer and tier, as beam search does.
+
+        Args:
+            beam_idx: ``[rows]`` whole numbers; a row may be named more than once, or not at all.
+
+        Raises:
+            InputError: these are no rows of the cache.
+            InterruptedCacheError: a forward over the cache broke off half way.
+        """
+        self._select(beam_idx, "reorder_cache", beam_idx)
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Keep some rows, in the order of ``indices``.
+
+        Args:
+            indices: ``[rows]`` whole numbers; a row may be named more than once.
+
+        Raises:
+            InputError: these are no rows of the cache.
+            InterruptedCacheError: a forward over the cache broke off half way.
+        """
+        self._select(indices, "batch_select_indices", indices)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Have every row ``repeats`` times, side by side.
+
+        Raises:
+            InputError: ``repeats`` is no whole number, or below 1.
+            InterruptedCacheError: a forward over the cache broke off half way.
+        """
+        if not isinstance(repeats, int) or repeats < 1:
+            msg = f"rows are repeated a whole number of times, 1 or more; got repeats={repeats!r}"
+            raise InputError(msg)
+        rows = torch.arange(len(self.engine.clock.tokens)).repeat_interleave(repeats)
+        self._select(rows, "batch_repeat_interleave", repeats)
+
+    def _select(self, rows: Tensor, method: str, argument: Tensor | int) -> None:
+        """Let all layers follow; those of the library by their own method."""
+        held = len(self.engine.clock.tokens)
+        self.engine.check_whole()
+        if held and (order := check_rows(rows, held)) != [*range(held)]:
+            select(self.engine, order)
+            for layer in self.library_layers:
+                getattr(layer, method)(argument)
+
+    @property
+    def library_layers(self) -> list[Any]:
+        """Layers that no policy owns: the library's own, which drop tokens by a rule of the model."""
+        return [layer for layer in self.layers if not isinstance(layer, CacheLayer)]
 
     def kept_positions(self, layer: int) -> list[list[int]]:
         """True positions held in a layer, lane by lane (rows, or rows x KV heads), whatever the tier."""

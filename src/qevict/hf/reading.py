@@ -25,6 +25,27 @@ def check_ids(input_ids: object) -> int:
     return input_ids.shape[1]
 
 
+def check_rows(rows: object, held: int) -> list[int]:
+    """Indices of rows, on the host.
+
+    Args:
+        rows: what was given.
+        held: rows that there are.
+
+    Raises:
+        InputError: these are no whole numbers ``[rows]``, none at all, or some row is not there.
+    """
+    if not isinstance(rows, Tensor) or rows.ndim != 1 or rows.is_floating_point() or rows.dtype == torch.bool:
+        given = f"{tuple(rows.shape)} {rows.dtype}" if isinstance(rows, Tensor) else repr(rows)
+        msg = f"rows are named by whole numbers in a tensor [rows], got {given}"
+        raise InputError(msg)
+    named: list[int] = rows.tolist()
+    if not named or min(named) < 0 or max(named) >= held:
+        msg = f"the cache holds rows 0 ... {held - 1}, of which at least one must stay; got {named}"
+        raise InputError(msg)
+    return named
+
+
 @torch.no_grad()
 def read_into(
     cache: Any, model: Any, input_ids: Tensor, attention_mask: Tensor | None, chunk_tokens: int | None = None
