@@ -115,6 +115,7 @@ class Rules:
         prices: by tier, bytes of a window.
         capacity: bytes that a lane's ranked windows may take, by tokens of the row and layer; None for no limit.
         score: of a window, by row, layer, first KV head of the lane, and window.
+        remembers: the score depends on what came.
         rotary: turns decoded keys.
     """
 
@@ -129,6 +130,7 @@ class Rules:
     prices: tuple[int, ...]
     capacity: Callable[[int, int], int | None]
     score: Callable[["Rules", Row, int, int, int], int]
+    remembers: bool
     rotary: Rotary
 
     def windows(self, tokens: int) -> int:
@@ -157,6 +159,7 @@ class Plain:
         promotions: windows that moved to a hotter tier so far.
         demotions: to a colder one.
         evictions: out of the cache.
+        whole: nothing was ever evicted or encoded.
     """
 
     rules: Rules
@@ -166,18 +169,11 @@ class Plain:
     promotions: int = 0
     demotions: int = 0
     evictions: int = 0
+    whole: bool = True
 
     @property
     def seen(self) -> int:
         return len(self.rows[0].slots) if self.rows else 0
-
-    @property
-    def whole(self) -> bool:
-        """Nothing is gone or was ever encoded."""
-        lanes = [(row, lane) for row in self.rows for layer in row.lanes for lane in layer]
-        return all(
-            len(lane) == row.ranked and all(own.full and not own.codes for own in lane.values()) for row, lane in lanes
-        )
 
     def copy(self) -> "Plain":
         return attrs.evolve(self, rows=[row.copy() for row in self.rows])
@@ -202,12 +198,39 @@ class Plain:
             row.keys = [torch.cat((old, new[index][:, real]), 1) for old, new in zip(row.keys, keys, strict=True)]
             row.values = [torch.cat((old, new[index][:, real]), 1) for old, new in zip(row.values, values, strict=True)]
             self._count(row, before)
-            late = row.since >= self.rules.period or before < self.rules.least <= row.tokens
-            due = ends or (self.prompted and late)
-            row.ends.append((row.tokens, due))
-            if due:
-                self._route(row)
+            self._finish(row, before, prompt_ends=ends)
         self.prompted = self.prompted or ends
+
+    def _finish(self, row: Row, before: int, *, prompt_ends: bool) -> None:
+        """The end of a forward, before which a row had so many tokens."""
+        late = row.since >= self.rules.period or before < self.rules.least <= row.tokens
+        due = prompt_ends or (self.prompted and late)
+        row.ends.append((row.tokens, due))
+        if due:
+            self._route(row)
+
+    def can_crop(self, slots: int) -> bool:
+        """Whether the last slots can go as if they had never come."""
+        kept = all(row.tokens == 0 or (row.tokens > slots and all(row.slots[-slots:])) for row in self.rows)
+        untouched = self.prompted and min(row.since for row in self.rows) >= slots
+        return slots < self.seen and kept and not self.rules.remembers and (untouched or self.whole)
+
+    def crop(self, slots: int) -> None:
+        """Forwards that the last slots came with end earlier, or never were."""
+        whole = self.whole
+        for row in self.rows:
+            del row.slots[-slots:]
+            left = row.tokens
+            row.keys, row.values = ([own[:, :left] for own in layers] for layers in (row.keys, row.values))
+            row.ends = [end for end in row.ends if end[0] <= left]
+            last_event = max((own for own, due in row.ends if due), default=0)
+            row.since = left - last_event
+            if whole:
+                row.ranked = self.rules.aged(last_event)
+                row.lanes = [[dict(sorted(lane.items())[: row.ranked]) for lane in layer] for layer in row.lanes]
+            before = row.ends[-1][0] if row.ends else 0
+            if before < left:
+                self._finish(row, before, prompt_ends=self.prompted and not last_event)
 
     def _count(self, row: Row, before: int) -> None:
         windows, sinks = self.rules.windows(row.tokens), self.rules.sinks
@@ -248,6 +271,7 @@ class Plain:
         if place == len(self.rules.shares):
             del lane[window]
             self.evictions += 1
+            self.whole = False
             return
         own, positions = lane[window], self._rotary_positions(row, window)
         came_from = max(own.place, 0)
@@ -258,6 +282,7 @@ class Plain:
         if self.rules.bits[place] is None:
             own.full = own.full or Held(own.best.keys, own.best.values)
             return
+        self.whole = False
         if place not in own.codes:
             own.codes[place] = self._encode(own.best, place, positions)
         own.full = None

@@ -73,6 +73,7 @@ def rules_of(cache: Any) -> Rules:
         prices=wiring.tier_bytes,
         capacity=lambda tokens, layer: wiring.capacity(wiring.lane_budgets(tokens)[layer]),
         score=shuffled if isinstance(policy.scorer, Shuffled) else turning,
+        remembers=not isinstance(policy.scorer, Shuffled),
         rotary=wiring.rotary,
     )
 
@@ -97,7 +98,9 @@ class Twin:
         return Twin(cache, self.plain.copy(), self.told, list(self.coming))
 
     def select(self, rows: Sequence[int]) -> None:
-        """What the plain model makes of another choice of rows."""
+        """What the plain model makes of another choice of rows; where there are none yet, there is nothing to do."""
+        if not self.plain.rows:
+            return
         self.plain.select(rows)
         self.coming = [self.coming[row] for row in rows] if self.coming else []
 

@@ -3,9 +3,9 @@
 import contextlib
 import copy
 import random
-from typing import Any
+import tempfile
+from pathlib import Path
 
-import attrs
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
@@ -18,6 +18,7 @@ from tests.twin import Twin, rules_of
 
 import qevict
 from qevict.contracts.budget import Fraction, Tokens
+from qevict.errors import InputError, InterruptedCacheError, UnsupportedOperationError
 from qevict.ledgers.migration_stable import MigrationStable
 from qevict.policy import Policy, Tier
 from qevict.quantizers.affine import PerChannel, PerToken
@@ -56,8 +57,17 @@ POLICIES = st.builds(
     granularity=st.sampled_from(["row", "kv_head"]),
     min_tokens=st.sampled_from([0, 0, 0, 40]),
 )
+WHICH = st.integers(0, 2)
+LENGTHS = st.integers(1, 80) | st.integers(30, 80)
 SEEDS = st.integers(0, 2**16).map(random.Random)
 """Token ids are drawn by the handful, since which they are hardly matters."""
+
+
+COPIES = {
+    "fork": lambda cache, _folder: cache.fork(),
+    "deepcopy": lambda cache, _folder: copy.deepcopy(cache),
+}
+"""Ways to have a cache twice."""
 
 
 class StateMachine(RuleBasedStateMachine):
@@ -66,14 +76,10 @@ class StateMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.context = contextlib.ExitStack()
+        self.folder = Path(self.context.enter_context(tempfile.TemporaryDirectory()))
         self.twins: list[Twin] = []
 
     def teardown(self) -> None:
-        import os
-        if os.environ.get("STATS"):
-            for t in self.twins:
-                p=t.plain
-                print("STAT", p.promotions,p.demotions,p.evictions,p.seen, len(p.rows), t.cache.policy.granularity)
         self.context.close()
 
     @initialize(policy=POLICIES, data=st.data())
@@ -87,25 +93,93 @@ class StateMachine(RuleBasedStateMachine):
     def twin(self, which: int) -> Twin:
         return self.twins[which % len(self.twins)]
 
-    @rule(which=st.integers(0, 2), data=st.data())
-    def update(self, which: int, data: st.DataObject) -> None:
-        """The next tokens: of a prompt, of a turn, or a few of generation."""
+    def join(self, twin: Twin) -> None:
+        """One more; the eldest makes room."""
+        self.twins = [*self.twins[-2:], twin]
+
+    @rule(which=WHICH, data=st.data())
+    def read(self, which: int, data: st.DataObject) -> None:
+        """Many tokens: a prompt's, or a later turn's."""
         twin = self.twin(which)
-        if not twin.plain.prompted and not twin.coming:
+        if not twin.plain.rows and not twin.coming:
             _announce(twin, data)
         if twin.coming:
             _read(twin, data)
-        elif data.draw(st.booleans(), label="turn"):
-            _turn(twin, data)
         else:
-            _steps(twin, data)
+            _turn(twin, data)
 
-    @rule(which=st.integers(0, 2), deep=st.booleans())
-    def fork(self, which: int, deep: bool) -> None:
-        """A second cache that starts from the same state; the eldest makes room."""
+    @rule(which=WHICH, tokens=SEEDS, count=st.integers(1, 8))
+    def decode(self, which: int, tokens: random.Random, count: int) -> None:
+        """A few tokens, one by one, unless a prompt is still coming."""
         twin = self.twin(which)
-        copied = copy.deepcopy(twin.cache) if deep else twin.cache.fork()
-        self.twins = [*self.twins[-2:], twin.copy(copied)]
+        for _ in range(count if twin.plain.rows and not twin.coming else 0):
+            twin.feed(MODEL, [[tokens.randrange(3, 97)] for _ in twin.plain.rows], [[True]] * len(twin.plain.rows))
+
+    @rule(which=WHICH, data=st.data())
+    def reorder(self, which: int, data: st.DataObject) -> None:
+        """As beam search does: as many rows as before, some of them repeated."""
+        twin = self.twin(which)
+        order = _choice(twin, data, len(twin.plain.rows))
+        twin.cache.reorder_cache(torch.tensor(order))
+        twin.select(order)
+
+    @rule(which=WHICH, data=st.data())
+    def select(self, which: int, data: st.DataObject) -> None:
+        """Other rows than before, fewer or more."""
+        twin = self.twin(which)
+        order = _choice(twin, data, data.draw(st.integers(1, 3), label="how many"))
+        twin.cache.batch_select_indices(torch.tensor(order))
+        twin.select(order)
+
+    @rule(which=WHICH, repeats=st.integers(1, 3))
+    def repeat(self, which: int, repeats: int) -> None:
+        """Every row so many times, as long as there are few."""
+        twin = self.twin(which)
+        rows = range(len(twin.plain.rows))
+        if len(rows) * repeats <= 4:
+            twin.cache.batch_repeat_interleave(repeats)
+            twin.select([row for row in rows for _ in range(repeats)])
+
+    @rule(which=WHICH, rows=st.sampled_from([[7], [-1], []]))
+    def refuse_rows(self, which: int, rows: list[int]) -> None:
+        """Rows that are not there: refused, and nothing changes."""
+        twin = self.twin(which)
+        if twin.plain.rows:
+            for method in (twin.cache.reorder_cache, twin.cache.batch_select_indices):
+                with pytest.raises(InputError):
+                    method(torch.tensor(rows, dtype=torch.long))
+
+    @rule(which=WHICH, slots=st.integers(1, 60) | st.integers(1, 4), as_tensor=st.booleans())
+    def crop(self, which: int, slots: int, as_tensor: bool) -> None:
+        """As if the last tokens had never come; or refused, and nothing changes."""
+        twin = self.twin(which)
+        if not twin.plain.rows:
+            return
+        if twin.plain.can_crop(slots):
+            twin.cache.crop(torch.tensor(-slots) if as_tensor else -slots)
+            twin.plain.crop(slots)
+        else:
+            with pytest.raises((InputError, UnsupportedOperationError)):
+                twin.cache.crop(-slots)
+
+    @rule(which=WHICH, how=st.sampled_from([*COPIES]))
+    def fork(self, which: int, how: str) -> None:
+        """A second cache that starts from the same state, and does just the same."""
+        twin = self.twin(which)
+        copied = twin.copy(COPIES[how](twin.cache, self.folder))
+        _assert_same_future(twin, copied)
+        self.join(copied)
+
+    @rule(which=WHICH)
+    def reset(self, which: int) -> None:
+        """A copy forgets everything, after a forward that broke off."""
+        twin = self.twin(which).copy(self.twin(which).cache.fork())
+        if twin.plain.rows:
+            _break_off(twin)
+            with pytest.raises(InterruptedCacheError):
+                twin.cache.reorder_cache(torch.arange(len(twin.plain.rows)))
+        twin.cache.reset()
+        self.join(Twin(twin.cache, Plain(twin.plain.rules)))
 
     @invariant()
     def all_hold_what_they_must(self) -> None:
@@ -113,9 +187,15 @@ class StateMachine(RuleBasedStateMachine):
             twin.check()
 
 
+def _choice(twin: Twin, data: st.DataObject, count: int) -> list[int]:
+    """Some rows of a cache, in any order; of an empty one there is only what it will make nothing of."""
+    rows = st.integers(0, max(len(twin.plain.rows) - 1, 0))
+    return data.draw(st.lists(rows, min_size=count, max_size=count), label="rows")
+
+
 def _announce(twin: Twin, data: st.DataObject) -> None:
     """A prompt of several rows, padded on the left; it comes in one piece unless it was announced."""
-    lengths, tokens = data.draw(st.lists(st.integers(1, 80), min_size=1, max_size=3), label="prompt"), data.draw(SEEDS)
+    lengths, tokens = data.draw(st.lists(LENGTHS, min_size=1, max_size=3), label="prompt"), data.draw(SEEDS)
     twin.told = data.draw(st.booleans(), label="position ids")
     twin.coming = [_padded(max(lengths) - own, own, tokens) for own in lengths]
     if data.draw(st.booleans(), label="announced"):
@@ -144,11 +224,30 @@ def _turn(twin: Twin, data: st.DataObject) -> None:
     twin.feed(MODEL, [ids for ids, _ in turn], [valid for _, valid in turn])
 
 
-def _steps(twin: Twin, data: st.DataObject) -> None:
-    """A few tokens, one by one."""
-    tokens = data.draw(SEEDS)
-    for _ in range(data.draw(st.integers(1, 12), label="tokens")):
-        twin.feed(MODEL, [[tokens.randrange(3, 97)] for _ in twin.plain.rows], [[True]] * len(twin.plain.rows))
+def _assert_same_future(twin: Twin, copied: Twin) -> None:
+    """The next token finds the same in both, bit for bit; neither is changed, since forks of them are asked."""
+    if not twin.plain.rows:
+        return
+    again = [each.copy(each.cache.fork()) for each in (twin, copied)]
+    rows = len(twin.plain.rows)
+    answers = [each.feed(MODEL, [[5]] * rows, [[True]] * rows) for each in again]
+    assert torch.equal(*answers)
+    assert again[0].cache.report() == again[1].cache.report()
+
+
+def _break_off(twin: Twin) -> None:
+    """A forward that fails between the layers."""
+
+    def fail(*_args: object) -> None:
+        raise KeyboardInterrupt
+
+    hook = MODEL.model.layers[1].register_forward_pre_hook(fail)
+    rows = len(twin.plain.rows)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            twin.feed(MODEL, [[5]] * rows, [[True]] * rows)
+    finally:
+        hook.remove()
 
 
 def _run(examples: int, steps: int) -> None:
