@@ -354,7 +354,6 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("how", "reason"),
         [
-            ({"num_beams": 2}, "num_beams=1"),
             ({"prompt_lookup_num_tokens": 3}, "prompt_lookup_num_tokens"),
             ({"assistant_model": object()}, "assistant_model"),
             ({"past_key_values": object()}, "cache="),
@@ -370,11 +369,15 @@ class TestRefusals:
         ):
             session.generate(ids, **ASK, **how)
 
-    @pytest.mark.parametrize("how", [{"num_beams": 2}, {"prompt_lookup_num_tokens": 3}], ids=["beams", "lookup"])
-    def test_ways_to_generate_with_a_cache_of_ones_own(self, how: dict[str, Any]) -> None:
+    @pytest.mark.parametrize("how", ["lookup", "assistant"])
+    def test_assisted_decoding_with_a_cache_of_ones_own(self, how: str) -> None:
         model, (ids, _) = tiny(), prompts(20)
-        with qevict.attach(model, policies.evict_only("50 %")), pytest.raises(errors.UnsupportedOperationError):
-            model.generate(ids, **ASK, **how, **{CACHE_ARGUMENT: qevict.Cache(model, policies.evict_only("50 %"))})
+        own = {"assistant_model": tiny(num_hidden_layers=1)} if how == "assistant" else {"prompt_lookup_num_tokens": 3}
+        policy = policies.evict_only("50 %")
+        with qevict.attach(model, policy), pytest.raises(errors.UnsupportedOperationError, match="assisted decoding"):
+            model.generate(ids, **ASK, **own, **{CACHE_ARGUMENT: (cache := qevict.Cache(model, policy))})
+        assert not cache.get_seq_length()
+        assert not cache.is_croppable
 
     def test_right_padding_masks_of_ones_own_and_strange_positions(self) -> None:
         model, (ids, _) = tiny(), prompts(20, 20)
@@ -411,7 +414,7 @@ class TestRefusals:
             with pytest.raises(errors.InputError, match="rows"):
                 session.generate(ids.repeat(2, 1), cache=cache, **ASK)
 
-    def test_crop_reorder_and_the_like(self) -> None:
+    def test_changes_of_one_layer_alone(self) -> None:
         model, (ids, _) = tiny(), prompts(20)
         with qevict.attach(model, policies.full()) as session:
             cache: Any = session.prefill(ids)
@@ -421,10 +424,16 @@ class TestRefusals:
             ("batch_repeat_interleave", (2,)),
             ("batch_select_indices", (torch.tensor([0]),)),
             ("reset", ()),
-            ("expect", (3,)),
         ):
-            with pytest.raises(errors.UnsupportedOperationError):
-                getattr(cache, name)(*arguments)
+            with pytest.raises(errors.UnsupportedOperationError, match="all its layers together"):
+                getattr(cache.layers[0], name)(*arguments)
+
+    def test_a_prompt_announced_too_late(self) -> None:
+        model, (ids, _) = tiny(), prompts(20)
+        with qevict.attach(model, policies.full()) as session:
+            cache = session.prefill(ids)
+        with pytest.raises(errors.UnsupportedOperationError, match="before the first forward"):
+            cache.expect(3)
 
 
 def test_import_is_quiet() -> None:

@@ -1,21 +1,18 @@
 """Beam search: every region and tier of a cache follows the beams."""
 
-import itertools
 from typing import Any
 
 import attrs
 import pytest
 import torch
 from tests.engine.test_moves import check_slots
-from tests.oracle import Held, assert_sensitive, before_forwards, held, play_again, prompts, tiny
+from tests.oracle import assert_sensitive, before_forwards, held, play_again, prompts, tiny
 from torch import Tensor
 
 import qevict
-from qevict import errors, policies
-from qevict.engine.records import Records
+from qevict import policies
 from qevict.hf.compat import CACHE_ARGUMENT
 from qevict.policy import Policy
-from qevict.stores.memory import MemoryPool
 from qevict.testing.footprint import reachable_bytes
 
 BEAMS: dict[str, Any] = {"num_beams": 4, "num_return_sequences": 3, "do_sample": False}

@@ -59,6 +59,8 @@ class Clock:
         seen: slots seen, pads included.
         tokens: true tokens of each row.
         since: true tokens of each row since its last event.
+        unbroken: true tokens at the end of each row with no pad between them.
+        events: how long each row was at each of its events; forgotten once something was evicted or encoded.
         prompt_tokens: slots of the prompt, if announced.
         prompted: the prompt has ended.
         lengths: ``tokens`` on the device.
@@ -71,6 +73,8 @@ class Clock:
     seen: int = 0
     tokens: tuple[int, ...] = ()
     since: tuple[int, ...] = ()
+    unbroken: tuple[int, ...] = ()
+    events: tuple[tuple[int, ...], ...] = ()
     prompt_tokens: int | None = None
     prompted: bool = False
     lengths: Tensor | None = None
@@ -84,10 +88,62 @@ class Clock:
 
     def select(self, rows: Sequence[int]) -> None:
         """Keep some rows, in that order, for each time that a row is named."""
-        self.tokens, self.since = (tuple(own[row] for row in rows) for own in (self.tokens, self.since))
+        self.tokens, self.since, self.unbroken = (
+            tuple(own[row] for row in rows) for own in (self.tokens, self.since, self.unbroken)
+        )
+        self.events = tuple(self.events[row] for row in rows) if self.events else ()
         self.lengths, self.offset = (
             None if own is None else own[to_device(rows, own.device)] for own in (self.lengths, self.offset)
         )
+
+    def before(self, slots: int) -> tuple[int, ...]:
+        """How long each row was before the last ``slots`` slots.
+
+        Raises:
+            InputError: some row had no token then, or has pads among them or behind its first token.
+        """
+        if slots >= self.seen:
+            msg = f"{slots} tokens cannot be taken back from a cache that has seen {self.seen}: at least 1 must stay"
+            raise InputError(f"{msg}; reset it to empty it")
+        for row, (own, unbroken) in enumerate(zip(self.tokens, self.unbroken, strict=True)):
+            if unbroken < min(slots, own) or 0 < own <= slots:
+                msg = (
+                    f"{slots} tokens cannot be taken back from row {row}: it ends in {unbroken} of its {own} tokens "
+                    f"without a pad, and must keep 1; take fewer back, or leave the row out first"
+                )
+                raise InputError(msg)
+        return tuple(max(0, own - slots) for own in self.tokens)
+
+    def last_events(self, tokens: Sequence[int]) -> tuple[tuple[int, bool], ...]:
+        """For rows cut to these lengths: the last event before, 0 for none, and whether one falls at their new end."""
+        if not self.prompted:
+            return ((0, False),) * len(tokens)
+        return tuple(map(self._last_event, self.events, tokens))
+
+    def _last_event(self, events: Sequence[int], tokens: int) -> tuple[int, bool]:
+        """The forward that is cut ends here, so that an event which came at its end now comes here, or not at all."""
+        earlier = [own for own in events if own < tokens]
+        if not earlier:  # the prompt ends here
+            return 0, True
+        outgrown = earlier[-1] < self.min_tokens <= tokens
+        return earlier[-1], outgrown or tokens - earlier[-1] >= self.period_tokens
+
+    def cut(self, slots: int, tokens: Sequence[int], last: Sequence[tuple[int, bool]]) -> None:
+        """Go back to these lengths, ``slots`` slots ago, given :meth:`last_events`."""
+        self.unbroken = tuple(
+            unbroken - (own - now) for unbroken, own, now in zip(self.unbroken, self.tokens, tokens, strict=True)
+        )
+        self.since = tuple(0 if due else now - own for (own, due), now in zip(last, tokens, strict=True))
+        if self.events:
+            self.events = tuple(
+                (*(own for own in events if own < now + (not due)), *((now,) if due else ()))
+                for events, now, (_, due) in zip(self.events, tokens, last, strict=True)
+            )
+        self.seen, self.tokens = self.seen - slots, tuple(tokens)
+        if self.prompted and self.prompt_tokens is not None:
+            self.prompt_tokens = min(self.prompt_tokens, self.seen)
+        assert self.lengths is not None
+        self.lengths = to_device(tokens, self.lengths.device, self.lengths.dtype)
 
     def begin(self, valid: Tensor | None, visible: Tensor | None, position_ids: Tensor, rows: int) -> Arrival:
         """Read one forward's tokens.
@@ -133,9 +189,17 @@ class Clock:
 
     def finish(self, arrival: Arrival) -> None:
         """Move on, when the last layer is done."""
-        since = self.since or (0,) * len(arrival.after)
-        new = (after - before for before, after in zip(arrival.before, arrival.after, strict=True))
+        rows = len(arrival.after)
+        new = [after - before for before, after in zip(arrival.before, arrival.after, strict=True)]
+        since, unbroken = self.since or (0,) * rows, self.unbroken or (0,) * rows
         self.since = tuple(0 if due else old + more for due, old, more in zip(arrival.due, since, new, strict=True))
+        self.unbroken = tuple(
+            own + more if more == arrival.tokens else more for own, more in zip(unbroken, new, strict=True)
+        )
+        if arrival.event:
+            old = self.events or ((),) * rows
+            ends = zip(old, arrival.due, arrival.after, strict=True)
+            self.events = tuple((*own, after) if due else own for own, due, after in ends)
         self.seen += arrival.tokens
         self.tokens, self.lengths = arrival.after, arrival.lengths
         self.prompted = self.prompted or arrival.whole_prompt

@@ -1,6 +1,6 @@
 """The engine: attend, score, record, plan, apply, for every layer of one cache."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import attrs
@@ -13,7 +13,7 @@ from qevict.engine import event, tally
 from qevict.engine.checks import check_state
 from qevict.engine.clock import Arrival, Clock, refuse
 from qevict.engine.event import Event
-from qevict.engine.landing import Landing, land
+from qevict.engine.landing import Landing, land, per_lane
 from qevict.engine.layer import Layer
 from qevict.engine.looks import Look, look_at
 from qevict.engine.records import Grid
@@ -102,6 +102,11 @@ class Engine:
         rotary = self.wiring.rotary
         return self.clock.nbytes + (0 if rotary is None else rotary.inverse_frequencies.nbytes)
 
+    @property
+    def whole(self) -> bool:
+        """Every token is still held as the model gave it, or rounded once to the stored dtype."""
+        return all(layer.whole for layer in self.layers)
+
     def check_whole(self) -> None:
         """Refuse to speak of a cache whose layers disagree.
 
@@ -124,6 +129,12 @@ class Engine:
         self.torn = True
         yield
         self.torn = False
+
+    def hide(self) -> None:
+        """Let attention see the tokens that the clock counts, and no more, after another change than a forward."""
+        assert self.clock.lengths is not None
+        stack = Stack.of(self.layers)
+        stack.hide(stack.for_every_layer(per_lane(self.clock.lengths, self.wiring.lanes_per_row)))
 
     def reset(self) -> None:
         """Forget everything, also after a forward that broke off."""
@@ -234,14 +245,26 @@ class Engine:
         arrival, landing = forward.arrival, forward.landing
         trusted = arrival.tokens == 1 and self.clock.prompted
         if self.waiting:
-            stack = Stack.of([self.layers[index] for index in self.waiting])
-            planned = event.plan(stack, self.waiting, arrival, landing)
-            event.carry_out(planned, self._counted(planned, ask=trusted), arrival, landing)
+            self.route_together(self.waiting, arrival, landing, ask=trusted)
             self.waiting.clear()
         elif arrival.event and trusted:
             self._ask_for_faults()
         self.clock.finish(arrival)
+        if not self.whole:
+            self.clock.events = ()
         self.forward = None
+
+    def route_together(self, indices: Sequence[int], arrival: Arrival, landing: Landing, *, ask: bool) -> None:
+        """A routing event of some layers at once.
+
+        Args:
+            indices: which layers.
+            arrival: which rows are due.
+            landing: where the tokens of the forward that ends fell.
+            ask: whether single tokens came before, whose faults the question to the device must also be about.
+        """
+        planned = event.plan(Stack.of([self.layers[index] for index in indices]), indices, arrival, landing)
+        event.carry_out(planned, self._counted(planned, ask=ask), arrival, landing)
 
     def _counted(self, planned: Event, *, ask: bool) -> Tally:
         """How much a plan moves, and whether the forwards since the last event were what they had to be."""

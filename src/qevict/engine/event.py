@@ -73,6 +73,16 @@ def _kept(stack: Stack, grid: Grid, windows: Windows) -> Tensor | None:
 
 
 def _capacity(wiring: Wiring, budget: int | None) -> int | None:
+    check_reserve(wiring, budget)
+    return wiring.capacity(budget)
+
+
+def check_reserve(wiring: Wiring, budget: int | None) -> None:
+    """A strict policy holds no more than its budget.
+
+    Raises:
+        BudgetExceededError: the policy is strict, and a lane's protected tokens exceed its budget.
+    """
     reserve = wiring.reserve_bytes
     if wiring.policy.strict and budget is not None and budget < reserve:
         msg = (
@@ -80,7 +90,6 @@ def _capacity(wiring: Wiring, budget: int | None) -> int | None:
             f"protect fewer sinks or recent tokens, or use strict=False"
         )
         raise BudgetExceededError(msg)
-    return wiring.capacity(budget)
 
 
 def carry_out(event: Event, counted: Tally, arrival: Arrival, landing: Landing) -> None:

@@ -254,6 +254,18 @@ def selected(records: Records, lanes: Sequence[int]) -> Records:
     return _lay_out(counts, opened=opened, **records.take(line))  # type: ignore[arg-type]
 
 
+def cut(records: Records, until: Sequence[int], aged: Sequence[int]) -> Records:
+    """The table with the first ``until`` windows of each lane, ``aged`` of them in tier 0; all lie in one segment."""
+    device, lane = records.window.device, records.lane_of()
+    lines = torch.nonzero_static(records.window < to_device(until, device)[lane], size=sum(until))[:, 0]
+    columns = records.take(lines)
+    old = records.window[lines] < to_device(aged, device)[lane[lines]]
+    columns["place"] = torch.where(old, 0, PROTECTED).to(records.place.dtype)
+    none = (0,) * records.lanes
+    counts = (tuple(until), *(none for _ in records.counts[1:]))
+    return _lay_out(counts, opened=tuple(until), **columns)  # type: ignore[arg-type]
+
+
 def segments_of(records: Records) -> Tensor:
     """Segment of each line, from the table's own extents."""
     flat = records.sizes.flatten()

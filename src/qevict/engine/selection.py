@@ -4,9 +4,7 @@ from collections.abc import Sequence
 
 from qevict.engine import records as table
 from qevict.engine.engine import Engine
-from qevict.engine.landing import per_lane
 from qevict.engine.layer import Layer
-from qevict.engine.stack import Stack
 from qevict.transfer import to_device
 
 
@@ -31,15 +29,15 @@ def select(engine: Engine, rows: Sequence[int]) -> None:
         clock.select(rows)
         for layer in engine.layers:
             _select(layer, lanes)
-        assert clock.lengths is not None
-        stack = Stack.of(engine.layers)
-        stack.hide(stack.for_every_layer(per_lane(clock.lengths, per_row)))
+        engine.hide()
 
 
 def _select(layer: Layer, lanes: Sequence[int]) -> None:
     """Every lane keeps as many slots as it had."""
     layer.records = table.selected(layer.records, lanes)
-    layer.live, regions = (tuple(tuple(own[lane] for lane in lanes) for own in by) for by in (layer.live, layer.regions))
+    layer.live, regions = (
+        tuple(tuple(own[lane] for lane in lanes) for own in by) for by in (layer.live, layer.regions)
+    )
     for segment, own in enumerate(regions):
         layer.repack(segment, own)
     index = to_device(lanes, layer.sink_keys.device)

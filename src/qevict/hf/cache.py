@@ -12,13 +12,16 @@ from transformers.cache_utils import Cache as TransformersCache
 from transformers.cache_utils import CacheLayerMixin
 
 from qevict.engine.clock import Clock
+from qevict.engine.cropping import crop
 from qevict.engine.engine import Engine, Incoming
 from qevict.engine.report import Report, make_report
 from qevict.engine.selection import select
 from qevict.engine.wiring import Wiring
 from qevict.errors import InputError, NotAttachedError, UnsupportedOperationError
 from qevict.hf import names
+from qevict.hf.compat import empty_layer
 from qevict.hf.reading import check_rows
+from qevict.hf.removal import check_removal, crop_layers
 from qevict.hf.support import wire
 from qevict.policy import Policy
 
@@ -199,6 +202,36 @@ class Cache(TransformersCache):
     def fork(self) -> "Cache":
         """An independent copy: ask many questions of one context, each on a fork of its own."""
         return copy.deepcopy(self)
+
+    def reset(self) -> None:
+        """Be empty again, as new, also after a forward that broke off; an announced prompt is forgotten too."""
+        self.engine.reset()
+        for layer in self.layers:
+            if isinstance(layer, CacheLayer):
+                layer.turn.end()
+            else:
+                empty_layer(layer)
+
+    def crop(self, tokens_to_remove: int | Tensor) -> None:
+        """Take the last tokens of every row back, exactly as if they had never come; refused where that cannot be.
+
+        It can be for scorers that remember nothing, if no routing event came with or after these tokens, or if nothing
+        was evicted or encoded yet.
+
+        Args:
+            tokens_to_remove: 0, or minus the number of tokens, pads included.
+
+        Raises:
+            InputError: a positive number, or more than can go.
+            UnsupportedOperationError: it cannot be done exactly; the message says why.
+            InterruptedCacheError: a forward over the cache broke off half way.
+        """
+        count = check_removal(tokens_to_remove)
+        self.engine.check_whole()
+        if count:
+            others = crop_layers(self.library_layers, count)
+            crop(self.engine, count)
+            self.layers = [layer if isinstance(layer, CacheLayer) else next(others) for layer in self.layers]
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Put row ``beam_idx[i]`` in the place of row ``i``, in every layer and tier, as beam search does.
