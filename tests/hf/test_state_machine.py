@@ -41,16 +41,16 @@ TIERS = {
 }
 
 BUDGETS = st.sampled_from(
-    [None, *map(Tokens, (25, 40, 55, 70, 90)), *map(Fraction, (0.3, 0.5, 0.7, 0.9))]
+    [None, *map(Tokens, (25, 40, 50, 60)), *map(Fraction, (0.4, 0.6, 0.8))]
 )
 POLICIES = st.builds(
     lambda tiers, **options: Policy(
         tiers=TIERS[tiers][0], router=GreedyTiers(TIERS[tiers][1]), ledger=MigrationStable(), **options
     ),
-    tiers=st.sampled_from([*TIERS]),
+    tiers=st.sampled_from([*TIERS, "three tiers"]),
     scorer=st.sampled_from([Turning(), Shuffled()]),
     budget=BUDGETS,
-    window_tokens=st.sampled_from([2, 4, 8]),
+    window_tokens=st.sampled_from([2, 4, 4, 8]),
     period_tokens=st.integers(1, 9),
     sink_tokens=st.sampled_from([0, 3, 4]),
     recent_tokens=st.sampled_from([0, 1, 5, 8]),
@@ -58,7 +58,7 @@ POLICIES = st.builds(
     min_tokens=st.sampled_from([0, 0, 0, 40]),
 )
 WHICH = st.integers(0, 2)
-LENGTHS = st.integers(1, 80) | st.integers(30, 80)
+LENGTHS = st.integers(1, 90) | st.integers(40, 90)
 SEEDS = st.integers(0, 2**16).map(random.Random)
 """Token ids are drawn by the handful, since which they are hardly matters."""
 
