@@ -14,7 +14,7 @@ import qevict
 from benchmarks.decoding import CYCLE_TOKENS
 from benchmarks.synthetic import context, geometry_of
 from qevict.engine.engine import Incoming
-from qevict.hf.cache import plain_arithmetic
+from qevict.hf.layer import plain_arithmetic
 
 _L3 = Path("/sys/devices/system/cpu/cpu0/cache/index3/size")
 _UNITS = {"K": 2**10, "M": 2**20}

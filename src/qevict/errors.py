@@ -52,12 +52,16 @@ class PolicyFileError(PolicyError):
         return "\n  ".join([head, *map(str, self.problems)])
 
 
+class CacheFileError(QevictError, ValueError):
+    """A saved cache cannot be read, is damaged, or belongs to another model, dtype or version."""
+
+
 class UnsupportedModelError(QevictError, ValueError):
     """The model cannot be served by a policy; the reason is in the message."""
 
 
 class UnsupportedOperationError(QevictError, NotImplementedError):
-    """The cache cannot do what was asked of it (crop, beam reorder, ...)."""
+    """The cache cannot do what was asked of it (assisted decoding, a crop that cannot be exact, ...)."""
 
 
 class NotAttachedError(QevictError, RuntimeError):

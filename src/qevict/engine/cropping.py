@@ -10,6 +10,7 @@ from qevict.engine.engine import Engine
 from qevict.engine.event import check_reserve
 from qevict.engine.landing import land
 from qevict.engine.layer import with_slack
+from qevict.engine.selection import hide
 from qevict.errors import UnsupportedOperationError
 
 _REMEDY = "fork the cache before tokens that you may take back, and go on with the fork"
@@ -41,7 +42,7 @@ def crop(engine: Engine, slots: int) -> None:
     if clock.prompted and min(clock.since) >= slots:
         last = [(own - since, False) for own, since in zip(clock.tokens, clock.since, strict=True)]
         clock.cut(slots, tokens, last)
-        engine.hide()
+        hide(engine)
     elif engine.whole:
         _rewind(engine, slots, tokens)
     else:
@@ -69,7 +70,7 @@ def _rewind(engine: Engine, slots: int, tokens: Sequence[int]) -> None:
             layer.records = table.cut(layer.records, until, aged)
             layer.live = (tuple(until), *layer.live[1:])
             layer.repack(0, [with_slack(own) for own in until])
-        engine.hide()
+        hide(engine)
         if clock.prompted:
             _make_room(engine, [due for _, due in last])
 

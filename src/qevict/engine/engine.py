@@ -13,7 +13,7 @@ from qevict.engine import event, tally
 from qevict.engine.checks import check_state
 from qevict.engine.clock import Arrival, Clock, refuse
 from qevict.engine.event import Event
-from qevict.engine.landing import Landing, land, per_lane
+from qevict.engine.landing import Landing, land
 from qevict.engine.layer import Layer
 from qevict.engine.looks import Look, look_at
 from qevict.engine.records import Grid
@@ -129,12 +129,6 @@ class Engine:
         self.torn = True
         yield
         self.torn = False
-
-    def hide(self) -> None:
-        """Let attention see the tokens that the clock counts, and no more, after another change than a forward."""
-        assert self.clock.lengths is not None
-        stack = Stack.of(self.layers)
-        stack.hide(stack.for_every_layer(per_lane(self.clock.lengths, self.wiring.lanes_per_row)))
 
     def reset(self) -> None:
         """Forget everything, also after a forward that broke off."""

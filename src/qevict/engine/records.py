@@ -136,7 +136,7 @@ def joined(tables: Sequence[Records]) -> Records:
     first = tables[0]
     if len(tables) == 1:
         return first
-    return _lay_out(
+    return lay_out(
         tuple(tuple(itertools.chain(*lanes)) for lanes in zip(*(own.counts for own in tables), strict=True)),
         window=torch.cat([own.window for own in tables]),
         place=torch.cat([own.place for own in tables]),
@@ -192,7 +192,7 @@ def state_of(records: Records, grid: Grid, scorer: Scorer) -> State:
 
 def empty(lanes: int, segments: int, state: State, device: torch.device) -> Records:
     """A table without a line."""
-    return _lay_out(
+    return lay_out(
         tuple((0,) * lanes for _ in range(segments)),
         window=torch.empty(0, dtype=torch.int32, device=device),
         place=torch.empty(0, dtype=torch.int8, device=device),
@@ -221,7 +221,7 @@ def opened_until(records: Records, until: Sequence[int], slots: Tensor, state: S
         records.slots.shape[1],
     )
     dense = tuple(old + more for old, more in zip(records.counts[0], new, strict=True))
-    return _lay_out(
+    return lay_out(
         (dense, *records.counts[1:]),
         window=torch.cat((records.window, window))[order],
         place=torch.cat((records.place, torch.full_like(window, PROTECTED, dtype=torch.int8)))[order],
@@ -237,7 +237,7 @@ def kept(records: Records, keep: Tensor, segment: Tensor, counts: Counts) -> Rec
     total = sum(map(sum, counts))
     lines = torch.nonzero_static(keep, size=total)[:, 0]
     order = _order(records.lane_of()[lines], segment[lines], records.window[lines], len(counts))
-    return _lay_out(counts, opened=records.opened, **records.take(lines[order]))  # type: ignore[arg-type]
+    return lay_out(counts, opened=records.opened, **records.take(lines[order]))  # type: ignore[arg-type]
 
 
 def selected(records: Records, lanes: Sequence[int]) -> Records:
@@ -251,7 +251,7 @@ def selected(records: Records, lanes: Sequence[int]) -> Records:
     line = shift.repeat_interleave(to_device(sizes, device), output_size=total) + torch.arange(total, device=device)
     counts = tuple(tuple(own[lane] for lane in lanes) for own in records.counts)
     opened = tuple(records.opened[lane] for lane in lanes)
-    return _lay_out(counts, opened=opened, **records.take(line))  # type: ignore[arg-type]
+    return lay_out(counts, opened=opened, **records.take(line))  # type: ignore[arg-type]
 
 
 def cut(records: Records, until: Sequence[int], aged: Sequence[int]) -> Records:
@@ -263,7 +263,7 @@ def cut(records: Records, until: Sequence[int], aged: Sequence[int]) -> Records:
     columns["place"] = torch.where(old, 0, PROTECTED).to(records.place.dtype)
     none = (0,) * records.lanes
     counts = (tuple(until), *(none for _ in records.counts[1:]))
-    return _lay_out(counts, opened=tuple(until), **columns)  # type: ignore[arg-type]
+    return lay_out(counts, opened=tuple(until), **columns)  # type: ignore[arg-type]
 
 
 def segments_of(records: Records) -> Tensor:
@@ -277,7 +277,7 @@ def _order(lane: Tensor, segment: Tensor, window: Tensor, segments: int) -> Tens
     return (((lane * segments + segment) << _WINDOW_BITS) + window).argsort()
 
 
-def _lay_out(
+def lay_out(
     counts: Counts,
     *,
     window: Tensor,
@@ -287,6 +287,7 @@ def _lay_out(
     state: State,
     opened: tuple[int, ...],
 ) -> Records:
+    """A table from its columns, whose lines are sorted by lane, then segment, then window."""
     sizes = to_device(tuple(zip(*counts, strict=True)), window.device)
     flat = sizes.flatten()
     starts = (flat.cumsum(0) - flat).view_as(sizes)

@@ -4,7 +4,9 @@ from collections.abc import Sequence
 
 from qevict.engine import records as table
 from qevict.engine.engine import Engine
+from qevict.engine.landing import per_lane
 from qevict.engine.layer import Layer
+from qevict.engine.stack import Stack
 from qevict.transfer import to_device
 
 
@@ -29,7 +31,7 @@ def select(engine: Engine, rows: Sequence[int]) -> None:
         clock.select(rows)
         for layer in engine.layers:
             _select(layer, lanes)
-        engine.hide()
+        hide(engine)
 
 
 def _select(layer: Layer, lanes: Sequence[int]) -> None:
@@ -42,3 +44,10 @@ def _select(layer: Layer, lanes: Sequence[int]) -> None:
         layer.repack(segment, own)
     index = to_device(lanes, layer.sink_keys.device)
     layer.sink_keys, layer.sink_values = layer.sink_keys[index], layer.sink_values[index]
+
+
+def hide(engine: Engine) -> None:
+    """Let attention see the tokens that the clock counts, and no more, after another change than a forward."""
+    assert engine.clock.lengths is not None
+    stack = Stack.of(engine.layers)
+    stack.hide(stack.for_every_layer(per_lane(engine.clock.lengths, engine.wiring.lanes_per_row)))

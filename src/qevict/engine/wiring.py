@@ -38,6 +38,9 @@ class Wiring:
     def __deepcopy__(self, _memo: object) -> "Wiring":
         return self
 
+    def __reduce__(self) -> "tuple[type[Wiring], tuple[object, ...]]":
+        return Wiring, (self.policy, self.geometry, self.rotary, self.device)  # the rest follows anew from these
+
     @cached_property
     def choice(self) -> Choice:
         """What attends, and why."""

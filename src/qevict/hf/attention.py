@@ -13,7 +13,7 @@ from transformers.masking_utils import eager_mask, sdpa_mask
 
 from qevict.engine.engine import Incoming
 from qevict.errors import InputError
-from qevict.hf.cache import CacheLayer, layer_of, plain_arithmetic
+from qevict.hf.layer import CacheLayer, layer_of, plain_arithmetic
 from qevict.hf.names import BASES
 
 _OWN_MASK = "_qevict_mask"

@@ -1,154 +1,30 @@
 """The cache that a model's forward fills: transformers' surface over the engine."""
 
-import contextlib
 import copy
-from collections.abc import Iterator
-from typing import Any, NoReturn, Protocol, runtime_checkable
+import itertools
+import os
+import weakref
+from collections.abc import Sequence
+from typing import Any
 
-import attrs
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache as TransformersCache
-from transformers.cache_utils import CacheLayerMixin
 
-from qevict.engine.clock import Clock
 from qevict.engine.cropping import crop
-from qevict.engine.engine import Engine, Incoming
+from qevict.engine.engine import Engine
 from qevict.engine.report import Report, make_report
 from qevict.engine.selection import select
+from qevict.engine.snapshot import Snapshot, restore, take
 from qevict.engine.wiring import Wiring
-from qevict.errors import InputError, NotAttachedError, UnsupportedOperationError
-from qevict.hf import names
+from qevict.errors import InputError, NotAttachedError
+from qevict.hf import names, saving
 from qevict.hf.compat import empty_layer
+from qevict.hf.layer import CacheLayer, Turn, refuse
 from qevict.hf.reading import check_rows
 from qevict.hf.removal import check_removal, crop_layers
 from qevict.hf.support import wire
 from qevict.policy import Policy
-
-TAG = "_qevict_layer"
-"""Attribute by which keys carry their layer from ``update`` to the attention function."""
-
-_TOGETHER = "call the method of the cache, which changes all its layers together"
-
-
-@contextlib.contextmanager
-def plain_arithmetic(device: str) -> Iterator[None]:
-    """Scores and decoded keys are fp32 whatever the model computes in, and a cache outlives any autograd graph."""
-    if not (torch.is_autocast_enabled(device) or torch.is_inference_mode_enabled() or torch.is_grad_enabled()):
-        yield  # as it is within generate: entering three contexts in every layer of every token would be felt
-        return
-    with torch.autocast(device, enabled=False), torch.inference_mode(mode=False), torch.no_grad():
-        yield
-
-
-@attrs.define(eq=False)
-class Turn:
-    """The handshake between ``update`` and attention: whose keys are on the way. Shared by the layers of one cache."""
-
-    config: Any
-    pending: "CacheLayer | None" = None
-
-    def begin(self, layer: "CacheLayer") -> None:
-        """Keys leave ``layer`` for attention.
-
-        Raises:
-            NotAttachedError: the model does not attend through this library, so nobody would pick them up.
-        """
-        waiting, self.pending = self.pending, None
-        if waiting is not None or self.config._attn_implementation not in names.BASES:
-            msg = (
-                "nobody picks up the keys of this cache: use `with qevict.attach(model, policy):` around every forward "
-                "and generate that is given it, with the model that it was made for"
-            )
-            raise NotAttachedError(msg)
-        self.pending = layer
-
-    def end(self) -> None:
-        """Attention has picked them up."""
-        self.pending = None
-
-    def __deepcopy__(self, _memo: object) -> "Turn":
-        return Turn(self.config)
-
-
-@runtime_checkable
-class Steps(Protocol):
-    """What a layer hands its tokens to: an engine, or what stands in for one."""
-
-    @property
-    def clock(self) -> Clock:
-        """How far each row is."""
-
-    def step(self, index: int, incoming: Incoming) -> Tensor:
-        """One layer's part of a forward."""
-
-
-class CacheLayer(CacheLayerMixin):
-    """One owned layer. Stores nothing itself: its keys and values live in the engine's pools."""
-
-    is_sliding = False
-    is_compileable = False
-    is_croppable = False
-
-    def __init__(self, index: int, engine: Steps, turn: Turn) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # transformers leaves it untyped
-        self.index, self.engine, self.turn = index, engine, turn
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Nothing to do: the engine opens a layer at its first step."""
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, *_args: object, **_kwargs: object
-    ) -> tuple[Tensor, Tensor]:
-        """Hold the new keys for the attention call that follows; returns a fresh view that names this layer."""
-        self.turn.begin(self)
-        tagged = key_states.view(key_states.shape)
-        setattr(tagged, TAG, self)
-        return tagged, value_states
-
-    def get_seq_length(self) -> int:
-        """Tokens seen, pads included; what is stored is another number."""
-        return self.engine.clock.seen
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Masks speak of tokens seen."""
-        return self.engine.clock.seen + query_length, 0
-
-    def get_max_length(self) -> int:
-        """No limit."""
-        return -1
-
-    def reset(self) -> NoReturn:
-        """Refused for one layer: the layers of a cache are changed together."""
-        _refuse("reset of one layer", _TOGETHER)
-
-    def crop(self, tokens_to_remove: Any) -> NoReturn:
-        """Refused for one layer."""
-        _refuse("crop of one layer", _TOGETHER)
-
-    def activate_past_recording(self) -> NoReturn:
-        """The first thing that assisted decoding asks for; refused before any token."""
-        _refuse("assisted decoding", "use greedy decoding or sampling")
-
-    def reorder_cache(self, beam_idx: Tensor) -> NoReturn:
-        """Refused for one layer."""
-        _refuse("reorder_cache of one layer", _TOGETHER)
-
-    def batch_repeat_interleave(self, repeats: int) -> NoReturn:
-        """Refused for one layer."""
-        _refuse("batch_repeat_interleave of one layer", _TOGETHER)
-
-    def batch_select_indices(self, indices: Tensor) -> NoReturn:
-        """Refused for one layer."""
-        _refuse("batch_select_indices of one layer", _TOGETHER)
-
-    def offload(self) -> NoReturn:
-        """Refused."""
-        _refuse("offloading", "a policy decides where bytes live")
-
-    def prefetch(self) -> NoReturn:
-        """Refused."""
-        _refuse("offloading", "a policy decides where bytes live")
 
 
 class Cache(TransformersCache):
@@ -170,9 +46,25 @@ class Cache(TransformersCache):
         if getattr(model.config, "_attn_implementation", None) not in names.BASES:
             msg = "no policy is attached to this model; make the cache inside `with qevict.attach(model, policy):`"
             raise NotAttachedError(msg)
-        self.engine, turn = Engine.start(wire(model, policy)), Turn(model.config)
-        owned = range(self.engine.wiring.geometry.layers)
-        super().__init__(layers=[CacheLayer(index, self.engine, turn) for index in owned])
+        engine = Engine.start(wire(model, policy))
+        self._compose(engine, Turn(model.config), [None] * engine.wiring.geometry.layers)
+        self._model = weakref.ref(model)
+
+    def _compose(self, engine: Engine, turn: Turn, layers: Sequence[Any]) -> None:
+        """Put owned layers where there is None among the layers of the library."""
+        self.engine, self._model = engine, None
+        owned = itertools.count()
+        super().__init__(layers=[CacheLayer(next(owned), engine, turn) if own is None else own for own in layers])
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Cache":
+        self.engine.check_whole()
+        memo[id(self)] = other = Cache.__new__(Cache)
+        vars(other).update(copy.deepcopy(vars(self), memo))
+        return other
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        layers = [None if isinstance(layer, CacheLayer) else layer for layer in self.layers]
+        return _revive, (self.wiring, take(self.engine), layers)
 
     @property
     def wiring(self) -> Wiring:
@@ -196,7 +88,7 @@ class Cache(TransformersCache):
             msg = f"a prompt has at least 1 token, got prompt_tokens={prompt_tokens}"
             raise InputError(msg)
         if self.engine.clock.seen:
-            _refuse("expect", "announce the prompt before the first forward")
+            refuse("expect", "announce the prompt before the first forward")
         self.engine.clock.prompt_tokens = prompt_tokens
 
     def fork(self) -> "Cache":
@@ -288,6 +180,45 @@ class Cache(TransformersCache):
         """True positions held in a layer, lane by lane (rows, or rows x KV heads), whatever the tier."""
         return self.engine.kept_positions(layer)
 
+    def save(self, path: str | os.PathLike[str], model: Any = None) -> None:
+        """Write this cache, its policy included, to a file that :meth:`load` reads. Nothing in it is pickled.
+
+        The file takes the place of an older one only when it is complete.
+
+        Args:
+            path: the file; safetensors is its format.
+            model: the model that filled this cache; None for the one that it was made for. A cache that was pickled
+                does not know its model.
+
+        Raises:
+            PolicyFileError: a part of the policy has no registered name.
+            UnsupportedOperationError: no model is known, or a layer of the library holds what a file cannot.
+            InterruptedCacheError: a forward over the cache broke off half way.
+        """
+        model = self._model() if model is None and self._model is not None else model
+        if model is None:
+            refuse("save without its model", "it was pickled, or the model is gone; name it: save(path, model)")
+        saving.save(path, self.engine, self.library_layers, model)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], model: Any) -> "Cache":
+        """Read a cache that was saved; it goes on bit for bit where the saved one stood, under the policy in the file.
+
+        Args:
+            path: the file.
+            model: the model that filled the cache, or one with equal weights; a policy is attached to it.
+
+        Raises:
+            CacheFileError: the file is none, or damaged, or of another version, or the cache belongs to another model.
+            PolicyFileError: a part of the policy is not installed.
+            NotAttachedError: nothing is attached to the model.
+        """
+        with saving.opened(path) as saved:
+            saved.check_model(model)
+            cache = cls(model, saved.policy)
+            saved.fill(cache.engine, cache.library_layers)
+        return cache
+
     def nbytes(self) -> int:
         """Bytes of everything allocated for this cache."""
         return self.engine.nbytes
@@ -300,11 +231,9 @@ class Cache(TransformersCache):
         return f"{type(self).__name__}({self.engine.clock.seen} tokens seen, {self.nbytes()} bytes, {self.policy!r})"
 
 
-def _refuse(what: str, remedy: str) -> NoReturn:
-    msg = f"a qevict cache does not support {what}: {remedy}"
-    raise UnsupportedOperationError(msg)
-
-
-def layer_of(keys: torch.Tensor) -> CacheLayer | None:
-    """The layer that sent these keys, or None for a foreign cache."""
-    return getattr(keys, TAG, None)
+def _revive(wiring: Wiring, snapshot: Snapshot, layers: Sequence[Any]) -> Cache:
+    """Unpickle a cache."""
+    cache, engine = Cache.__new__(Cache), Engine.start(wiring)
+    restore(engine, snapshot)
+    cache._compose(engine, Turn(None), layers)
+    return cache

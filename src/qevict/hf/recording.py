@@ -9,7 +9,8 @@ from transformers.cache_utils import Cache as TransformersCache
 from qevict.engine.clock import Clock
 from qevict.engine.engine import Incoming
 from qevict.errors import UnsupportedOperationError
-from qevict.hf.cache import Cache, CacheLayer, Turn, plain_arithmetic
+from qevict.hf.cache import Cache
+from qevict.hf.layer import CacheLayer, Turn, plain_arithmetic
 from qevict.hf.reading import read_into
 
 

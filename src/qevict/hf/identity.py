@@ -1,0 +1,48 @@
+"""Which model a cache belongs to, in a few words that can be written down."""
+
+import hashlib
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_SIZES = (
+    "model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+    "num_key_value_heads", "head_dim", "layer_types", "sliding_window", "rope_parameters", "rms_norm_eps",
+)  # fmt: skip
+"""Entries of a config that decide what keys and values are."""
+
+_SAMPLED = 32
+"""Numbers of each parameter that are looked at, at least, if it has as many."""
+
+
+def identity(model: Any) -> dict[str, Any]:
+    """A model's class, dtype, sizes and RoPE parameters, and a digest of a sample of each of its weights.
+
+    The sample costs a few milliseconds also for large models; it tells apart checkpoints, not models of which single
+    weights were edited.
+    """
+    config = model.config.get_text_config()
+    sizes = {name: getattr(config, name, None) for name in _SIZES}
+    return {
+        "class": type(model).__name__,
+        "dtype": str(model.dtype).removeprefix("torch."),
+        **{name: value for name, value in sizes.items() if value is not None},
+        "weights": _digest(model),
+    }
+
+
+@torch.no_grad()
+def _digest(model: Any) -> str:
+    """Of names, shapes and every n-th number of all parameters; asks the device once."""
+    digest, samples = hashlib.sha256(), []
+    for name, parameter in sorted(model.named_parameters()):
+        digest.update(f"{name} {tuple(parameter.shape)}\n".encode())
+        samples.append(_sample(parameter.detach()))
+    digest.update(torch.cat(samples).cpu().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _sample(parameter: Tensor) -> Tensor:
+    flat = parameter.flatten()
+    return flat[:: max(1, flat.shape[0] // _SAMPLED)].float()
