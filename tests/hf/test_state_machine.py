@@ -2,9 +2,12 @@
 
 import contextlib
 import copy
+import pickle
 import random
 import tempfile
+from importlib.metadata import EntryPoint
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,6 +25,7 @@ from qevict.errors import InputError, InterruptedCacheError, UnsupportedOperatio
 from qevict.ledgers.migration_stable import MigrationStable
 from qevict.policy import Policy, Tier
 from qevict.quantizers.affine import PerChannel, PerToken
+from qevict.registry import Registry
 from qevict.routers.greedy import GreedyTiers
 from qevict.stores.memory import DeviceMemory
 
@@ -66,8 +70,15 @@ SEEDS = st.integers(0, 2**16).map(random.Random)
 COPIES = {
     "fork": lambda cache, _folder: cache.fork(),
     "deepcopy": lambda cache, _folder: copy.deepcopy(cache),
+    "pickle": lambda cache, _folder: pickle.loads(pickle.dumps(cache)),  # noqa: S301 - what we have just written
+    "file": lambda cache, folder: _saved_and_loaded(cache, folder / "cache.safetensors"),
 }
 """Ways to have a cache twice."""
+
+
+def _saved_and_loaded(cache: Any, path: Path) -> Any:
+    cache.save(path, MODEL)
+    return qevict.Cache.load(path, MODEL)
 
 
 class StateMachine(RuleBasedStateMachine):
@@ -262,11 +273,19 @@ def _run(examples: int, steps: int) -> None:
     )
 
 
-@pytest.mark.usefixtures("unchecked")
+@pytest.fixture
+def offered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file names the scorers of a policy, so they must be a plugin's."""
+    registry = Registry([EntryPoint("plain", "tests.plain_scorers", "qevict")])
+    monkeypatch.setattr("qevict.config.files.default_registry", lambda: registry)
+
+
+@pytest.mark.usefixtures("offered", "unchecked")
 def test_any_interleaving() -> None:
     _run(40, 12)
 
 
 @pytest.mark.exhaustive
+@pytest.mark.usefixtures("offered", "unchecked")
 def test_very_many_interleavings() -> None:
     _run(2000, 40)
