@@ -67,6 +67,41 @@ SEEDS = st.integers(0, 2**16).map(random.Random)
 """Token ids are drawn by the handful, since which they are hardly matters."""
 
 
+def _reorder(twin: Twin, data: st.DataObject) -> list[int]:
+    """As beam search does: as many rows as before, some of them repeated."""
+    rows = len(twin.plain.rows)
+    order = data.draw(st.lists(st.integers(0, rows - 1), min_size=rows, max_size=rows), label="rows")
+    twin.cache.reorder_cache(torch.tensor(order))
+    return order
+
+
+def _select(twin: Twin, data: st.DataObject) -> list[int]:
+    """Fewer rows than before, or more."""
+    order = data.draw(st.lists(st.integers(0, len(twin.plain.rows) - 1), min_size=1, max_size=3), label="rows")
+    twin.cache.batch_select_indices(torch.tensor(order))
+    return order
+
+
+def _repeat(twin: Twin, data: st.DataObject) -> list[int]:
+    """Every row so many times, four in all at most."""
+    rows = range(len(twin.plain.rows))
+    repeats = data.draw(st.integers(1, max(4 // len(rows), 1)), label="repeats")
+    twin.cache.batch_repeat_interleave(repeats)
+    return [row for row in rows for _ in range(repeats)]
+
+
+def _refused(twin: Twin, data: st.DataObject) -> list[int]:
+    """Rows that are not there: refused, and nothing changes."""
+    rows = torch.tensor(data.draw(st.sampled_from([[7], [-1], []]), label="rows"), dtype=torch.long)
+    for method in (twin.cache.reorder_cache, twin.cache.batch_select_indices):
+        with pytest.raises(InputError):
+            method(rows)
+    return [*range(len(twin.plain.rows))]
+
+
+CHOICES = {"reorder": _reorder, "select": _select, "repeat": _repeat, "refused": _refused}
+"""Ways to choose rows; each says which rows it left."""
+
 COPIES = {
     "fork": lambda cache, _folder: cache.fork(),
     "deepcopy": lambda cache, _folder: copy.deepcopy(cache),
@@ -104,10 +139,6 @@ class StateMachine(RuleBasedStateMachine):
     def twin(self, which: int) -> Twin:
         return self.twins[which % len(self.twins)]
 
-    def join(self, twin: Twin) -> None:
-        """One more; the eldest makes room."""
-        self.twins = [*self.twins[-2:], twin]
-
     @rule(which=WHICH, data=st.data())
     def read(self, which: int, data: st.DataObject) -> None:
         """Many tokens: a prompt's, or a later turn's."""
@@ -119,46 +150,19 @@ class StateMachine(RuleBasedStateMachine):
         else:
             _turn(twin, data)
 
-    @rule(which=WHICH, tokens=SEEDS, count=st.integers(1, 8))
+    @rule(which=WHICH, tokens=SEEDS, count=st.integers(1, 10))
     def decode(self, which: int, tokens: random.Random, count: int) -> None:
         """A few tokens, one by one, unless a prompt is still coming."""
         twin = self.twin(which)
         for _ in range(count if twin.plain.rows and not twin.coming else 0):
             twin.feed(MODEL, [[tokens.randrange(3, 97)] for _ in twin.plain.rows], [[True]] * len(twin.plain.rows))
 
-    @rule(which=WHICH, data=st.data())
-    def reorder(self, which: int, data: st.DataObject) -> None:
-        """As beam search does: as many rows as before, some of them repeated."""
-        twin = self.twin(which)
-        order = _choice(twin, data, len(twin.plain.rows))
-        twin.cache.reorder_cache(torch.tensor(order))
-        twin.select(order)
-
-    @rule(which=WHICH, data=st.data())
-    def select(self, which: int, data: st.DataObject) -> None:
-        """Other rows than before, fewer or more."""
-        twin = self.twin(which)
-        order = _choice(twin, data, data.draw(st.integers(1, 3), label="how many"))
-        twin.cache.batch_select_indices(torch.tensor(order))
-        twin.select(order)
-
-    @rule(which=WHICH, repeats=st.integers(1, 3))
-    def repeat(self, which: int, repeats: int) -> None:
-        """Every row so many times, as long as there are few."""
-        twin = self.twin(which)
-        rows = range(len(twin.plain.rows))
-        if len(rows) * repeats <= 4:
-            twin.cache.batch_repeat_interleave(repeats)
-            twin.select([row for row in rows for _ in range(repeats)])
-
-    @rule(which=WHICH, rows=st.sampled_from([[7], [-1], []]))
-    def refuse_rows(self, which: int, rows: list[int]) -> None:
-        """Rows that are not there: refused, and nothing changes."""
+    @rule(which=WHICH, how=st.sampled_from([*CHOICES]), data=st.data())
+    def choose_rows(self, which: int, how: str, data: st.DataObject) -> None:
+        """Rows in another order, left out, or repeated."""
         twin = self.twin(which)
         if twin.plain.rows:
-            for method in (twin.cache.reorder_cache, twin.cache.batch_select_indices):
-                with pytest.raises(InputError):
-                    method(torch.tensor(rows, dtype=torch.long))
+            twin.select(CHOICES[how](twin, data))
 
     @rule(which=WHICH, slots=st.integers(1, 60) | st.integers(1, 4), as_tensor=st.booleans())
     def crop(self, which: int, slots: int, as_tensor: bool) -> None:
@@ -179,29 +183,22 @@ class StateMachine(RuleBasedStateMachine):
         twin = self.twin(which)
         copied = twin.copy(COPIES[how](twin.cache, self.folder))
         _assert_same_future(twin, copied)
-        self.join(copied)
+        self.twins = [*self.twins[-2:], copied]
 
-    @rule(which=WHICH)
-    def reset(self, which: int) -> None:
-        """A copy forgets everything, after a forward that broke off."""
-        twin = self.twin(which).copy(self.twin(which).cache.fork())
-        if twin.plain.rows:
-            _break_off(twin)
-            with pytest.raises(InterruptedCacheError):
-                twin.cache.reorder_cache(torch.arange(len(twin.plain.rows)))
-        twin.cache.reset()
-        self.join(Twin(twin.cache, Plain(twin.plain.rules)))
+    @rule(which=WHICH, now=st.integers(0, 3))
+    def start_over(self, which: int, now: int) -> None:
+        """A copy is broken off within a forward, refuses everything, and is emptied; seldom, as it ends so much."""
+        twin = self.twin(which)
+        if now == 0 and twin.plain.rows:
+            broken = twin.copy(twin.cache.fork())
+            _break_off(broken)
+            broken.cache.reset()
+            self.twins = [*self.twins[-2:], Twin(broken.cache, Plain(twin.plain.rules))]
 
     @invariant()
     def all_hold_what_they_must(self) -> None:
         for twin in self.twins:
             twin.check()
-
-
-def _choice(twin: Twin, data: st.DataObject, count: int) -> list[int]:
-    """Some rows of a cache, in any order; of an empty one there is only what it will make nothing of."""
-    rows = st.integers(0, max(len(twin.plain.rows) - 1, 0))
-    return data.draw(st.lists(rows, min_size=count, max_size=count), label="rows")
 
 
 def _announce(twin: Twin, data: st.DataObject) -> None:
@@ -247,7 +244,7 @@ def _assert_same_future(twin: Twin, copied: Twin) -> None:
 
 
 def _break_off(twin: Twin) -> None:
-    """A forward that fails between the layers."""
+    """A forward that fails between the layers; what is left refuses everything."""
 
     def fail(*_args: object) -> None:
         raise KeyboardInterrupt
@@ -259,6 +256,10 @@ def _break_off(twin: Twin) -> None:
             twin.feed(MODEL, [[5]] * rows, [[True]] * rows)
     finally:
         hook.remove()
+    order = torch.arange(rows).flip(0)
+    for refused in (lambda: twin.cache.reorder_cache(order), lambda: twin.cache.crop(-1), twin.cache.report):
+        with pytest.raises(InterruptedCacheError):
+            refused()
 
 
 def _run(examples: int, steps: int) -> None:
