@@ -5,12 +5,12 @@ from typing import ClassVar
 
 import attrs
 import torch
-from tests.plain import Row, Rules
 from torch import Tensor
 
 from qevict.contracts.scorer import IMPORTANCE, Scorer, State
 from qevict.contracts.values import Need, Observation, Windows
 from qevict.registry import hookimpl
+from tests.plain_rows import Row, Rules
 
 
 @attrs.frozen

@@ -6,13 +6,14 @@ from typing import Any
 
 import attrs
 import torch
-from tests.plain import UNRANKED, Held, Plain, Row, Rules
-from tests.plain_scorers import Shuffled, shuffled, turning
 from torch import Tensor
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from qevict.hf.compat import CACHE_ARGUMENT
 from qevict.testing.footprint import reachable_bytes
+from tests.plain import Plain
+from tests.plain_rows import UNRANKED, Held, Row, Rules
+from tests.plain_scorers import Shuffled, shuffled, turning
 
 
 @attrs.frozen(eq=False)
@@ -126,6 +127,15 @@ class Twin:
         plain.take(spy.keys, spy.values, valid)
         return logits
 
+    def check_same_future(self, other: "Twin", model: Any) -> None:
+        """The next token finds the same in both, bit for bit; forks of them are asked, so that nothing changes."""
+        rows = len(self.plain.rows)
+        if rows:
+            asked = [each.copy(each.cache.fork()) for each in (self, other)]
+            answers = [each.feed(model, [[5]] * rows, [[True]] * rows) for each in asked]
+            assert torch.equal(*answers)
+            assert asked[0].cache.report() == asked[1].cache.report()
+
     def _note_offsets(self, valid: Sequence[Sequence[bool]]) -> None:
         """Without position ids the model counts pads."""
         for row, own in zip(self.plain.rows, valid, strict=True):
@@ -160,8 +170,8 @@ class Twin:
             return
         geometry = wiring.geometry
         floor = wiring.row_bytes + geometry.layers * wiring.lanes_per_row * wiring.reserve_bytes
-        budgets = (policy.budget.row_bytes(row.tokens, geometry.token_bytes * geometry.layers) for row in self.plain.rows)
-        assert held <= sum(max(budget, floor) for budget in budgets)
+        full = geometry.token_bytes * geometry.layers
+        assert held <= sum(max(policy.budget.row_bytes(row.tokens, full), floor) for row in self.plain.rows)
 
 
 Lanes = Sequence[tuple[Row, int]]
