@@ -8,12 +8,13 @@ import torch
 from tests.engine.test_moves import check_slots
 from tests.oracle import assert_sensitive, before_forwards, held, play_again, prompts, tiny
 from torch import Tensor
+from transformers import GenerationConfig
 
 import qevict
-from qevict import policies
+from qevict import errors, policies
 from qevict.hf.compat import CACHE_ARGUMENT
 from qevict.policy import Policy
-from qevict.testing.footprint import reachable_bytes
+from qevict.testing.footprint import reachable_bytes, reachable_tensors
 
 BEAMS: dict[str, Any] = {"num_beams": 4, "num_return_sequences": 3, "do_sample": False}
 SAMPLED = BEAMS | {"do_sample": True, "temperature": 1.3}
@@ -71,7 +72,7 @@ class TestC07BeamSearch:
         assert all(torch.equal(own, theirs) for own, theirs in zip(found.scores, expected.scores, strict=True))
         assert len(beams_of(found).unique()) > 2
 
-    @pytest.mark.parametrize("name", POLICIES)
+    @pytest.mark.parametrize("name", ["evict", "int2", "int8_per_head"])
     def test_scores_are_those_of_the_answers_fed_alone(self, name: str) -> None:
         model, (ids, mask), policy = small(), prompts(23, 60), POLICIES[name]
         with qevict.attach(model, policy) as session:
@@ -85,9 +86,7 @@ class TestC07BeamSearch:
         torch.testing.assert_close(forced_scores(model, policy, *own), out.sequences_scores, atol=1e-4, rtol=0)
 
     @pytest.mark.parametrize(
-        ("name", "impl", "ask"),
-        [("evict", "sdpa", BEAMS), ("int8", "eager", SAMPLED), ("int2", "sdpa", BEAMS)],
-        ids=["evict", "int8", "int2"],
+        ("name", "impl", "ask"), [("int8", "eager", SAMPLED), ("int2", "sdpa", BEAMS)], ids=["int8", "int2"]
     )
     def test_equals_the_oracle(self, name: str, impl: str, ask: dict[str, Any]) -> None:
         model, (ids, mask), watch = small(impl), prompts(23, 60), []
@@ -106,3 +105,131 @@ class TestC07BeamSearch:
         assert torch.equal(out.sequences, expected.sequences)
         for own, theirs in zip(out.scores, expected.scores, strict=True):
             torch.testing.assert_close(own, theirs, atol=2e-4, rtol=0)
+
+    @pytest.mark.parametrize("ask", [BEAMS, {"num_return_sequences": 3, "do_sample": True}], ids=["search", "sampling"])
+    def test_a_filled_cache_is_repeated_for_the_beams(self, ask: dict[str, Any]) -> None:
+        model, (ids, mask) = small(), prompts(23, 60)
+        torch.manual_seed(5)
+        expected = model.generate(ids, attention_mask=mask, max_new_tokens=12, **ask)
+        with qevict.attach(model, policies.full()) as session:
+            cache = session.prefill(ids[:, :50], mask[:, :50])
+            torch.manual_seed(5)
+            found = session.generate(ids[:, 50:], cache=cache, max_new_tokens=12, **ask)
+        assert torch.equal(found[:, 10:], expected[:, 60:])
+
+    def test_a_generation_config_asks_for_beams_too(self) -> None:
+        model, (ids, _) = small(), prompts(60)
+        config = GenerationConfig(num_beams=3, max_new_tokens=4, eos_token_id=None, pad_token_id=0)
+        with qevict.attach(model, policies.full()) as session:
+            cache = session.prefill(ids[:, :50])
+            session.generate(ids[:, 50:], cache=cache, generation_config=config)
+        assert len(cache.report().tokens) == 3
+
+
+@torch.no_grad()
+def step(model: Any, cache: Any, new: Tensor, mask: Tensor) -> Any:
+    """One forward of one token; its logits."""
+    positions = mask.sum(1, keepdim=True) - 1
+    return model(new, attention_mask=mask, position_ids=positions, **{CACHE_ARGUMENT: cache}).logits
+
+
+def after_an_event(model: Any, policy: Policy) -> tuple[Any, Tensor, Tensor]:
+    """A cache of three rows at whose last forward windows moved; its mask, and tokens to go on with."""
+    ids, mask = prompts(23, 40, 60)
+    with qevict.attach(model, policy) as session:
+        cache = session.prefill(ids, mask)
+        before = cache.report()
+        for token in ids[:, -8:].unbind(1):
+            mask = torch.cat((mask, torch.ones(3, 1, dtype=torch.long)), dim=1)
+            step(model, cache, token[:, None], mask)
+        assert cache.report().evictions > before.evictions
+    return cache, torch.cat((mask, torch.ones(3, 1, dtype=torch.long)), dim=1), ids[:, :1] + 3
+
+
+class TestC07RowsFollow:
+    """Each row of a cache is what it was, wherever it stands and however often."""
+
+    @pytest.mark.parametrize("name", POLICIES)
+    @pytest.mark.parametrize("rows", [[2, 0, 1], [1, 1, 0, 2, 1], [2]], ids=["turned", "repeated", "one"])
+    def test_everything_follows_right_after_an_event(self, name: str, rows: list[int]) -> None:
+        model = small()
+        cache, mask, new = after_an_event(model, POLICIES[name])
+        other, index = cache.fork(), torch.tensor(rows)
+        other.reorder_cache(index)
+        check_slots(other)
+        assert other.nbytes() == reachable_bytes(other)
+        for layer in range(2):
+            ours, theirs = held(other, model, layer), held(cache, model, layer)
+            for name_of in ("keep", "keys", "values"):
+                assert torch.equal(getattr(ours, name_of), getattr(theirs, name_of)[index])
+            per_row = cache.wiring.lanes_per_row
+            lanes = [row * per_row + lane for row in rows for lane in range(per_row)]
+            lines, old = lines_of(other, layer), lines_of(cache, layer)
+            assert lines == [old[lane] for lane in lanes]
+        with qevict.attach(model, POLICIES[name]):
+            for _ in range(9):
+                found, expected = step(model, other, new[index], mask[index]), step(model, cache, new, mask)
+                torch.testing.assert_close(found, expected[index], atol=1e-5, rtol=0)
+                mask = torch.cat((mask, torch.ones(3, 1, dtype=torch.long)), dim=1)
+        assert other.kept_positions(0) == [cache.kept_positions(0)[lane] for lane in lanes]
+        assert other.nbytes() == reachable_bytes(other)
+
+    def test_repeating_and_selecting(self) -> None:
+        cache, _, _ = after_an_event(small(), POLICIES["int8"])
+        twice, picked = cache.fork(), cache.fork()
+        twice.batch_repeat_interleave(2)
+        picked.batch_select_indices(torch.tensor([2, 0], dtype=torch.int32))
+        assert twice.report().tokens == (31, 31, 48, 48, 68, 68)
+        assert picked.report().tokens == (68, 31)
+        for cache_of, rows in ((twice, [0, 0, 1, 1, 2, 2]), (picked, [2, 0])):
+            assert lines_of(cache_of, 1) == [lines_of(cache, 1)[row] for row in rows]
+
+    def test_rows_as_they_are_cost_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        cache, _, _ = after_an_event(small(), POLICIES["int8"])
+        held_before = [id(tensor) for tensor in reachable_tensors(cache)]
+        cache.reorder_cache(torch.arange(3))
+        cache.batch_repeat_interleave(1)
+        assert [id(tensor) for tensor in reachable_tensors(cache)] == held_before
+
+    def test_an_empty_cache_has_no_rows_to_move(self) -> None:
+        model = small()
+        with qevict.attach(model, policies.full()) as session:
+            cache = session.cache()
+        cache.reorder_cache(torch.tensor([1, 0]))
+        cache.batch_repeat_interleave(4)
+        assert not cache.get_seq_length()
+
+    @pytest.mark.parametrize(
+        "rows",
+        [[0, 3], [-1], [], [[0]], [0.0], [True, False, True]],
+        ids=["beyond", "negative", "none", "axes", "float", "bool"],
+    )
+    def test_what_are_no_rows(self, rows: Any) -> None:
+        cache, _, _ = after_an_event(small(), POLICIES["evict"])
+        before = cache.nbytes()
+        for method in (cache.reorder_cache, cache.batch_select_indices):
+            with pytest.raises(errors.InputError, match="rows"):
+                method(torch.tensor(rows))
+        assert cache.nbytes() == before
+
+    @pytest.mark.usefixtures("unchecked")
+    def test_what_is_no_tensor_and_no_number(self) -> None:
+        cache, _, _ = after_an_event(small(), POLICIES["evict"])
+        wrong: Any
+        for wrong in ([0, 1], None):
+            with pytest.raises(errors.InputError, match="whole numbers in a tensor"):
+                cache.reorder_cache(wrong)
+        for wrong in (0, -2, 1.5, True):
+            with pytest.raises(errors.InputError, match="1 or more"):
+                cache.batch_repeat_interleave(wrong)
+
+
+def lines_of(cache: Any, index: int) -> list[list[tuple[Any, ...]]]:
+    """What the table knows of each window, lane by lane, slots but for whether there is one."""
+    layer = cache.engine.layers[index]
+    records = layer.records
+    columns = [records.window, records.place, records.moves, *(records.slots >= 0).unbind(1), *records.state.values()]
+    lanes: list[list[tuple[Any, ...]]] = [[] for _ in range(layer.lanes)]
+    for lane, *line in zip(records.lane_of().tolist(), *(column.tolist() for column in columns), strict=True):
+        lanes[lane].append(tuple(line))
+    return lanes

@@ -156,7 +156,7 @@ class Cache(TransformersCache):
             InputError: ``repeats`` is no whole number, or below 1.
             InterruptedCacheError: a forward over the cache broke off half way.
         """
-        if not isinstance(repeats, int) or repeats < 1:
+        if not isinstance(repeats, int) or isinstance(repeats, bool) or repeats < 1:
             msg = f"rows are repeated a whole number of times, 1 or more; got repeats={repeats!r}"
             raise InputError(msg)
         rows = torch.arange(len(self.engine.clock.tokens)).repeat_interleave(repeats)
