@@ -6,6 +6,7 @@ import pickle
 import random
 import tempfile
 from importlib.metadata import EntryPoint
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
-from tests.oracle import tiny
+from tests.oracle import prompts, tiny
 from tests.plain import Plain
 from tests.plain_scorers import Shuffled, Turning
 from tests.twin import Twin, rules_of
@@ -22,6 +23,7 @@ from tests.twin import Twin, rules_of
 import qevict
 from qevict.contracts.budget import Fraction, Tokens
 from qevict.errors import InputError, InterruptedCacheError, UnsupportedOperationError
+from qevict.hf.compat import CACHE_ARGUMENT
 from qevict.ledgers.migration_stable import MigrationStable
 from qevict.policy import Policy, Tier
 from qevict.quantizers.affine import PerChannel, PerToken
@@ -170,14 +172,16 @@ class StateMachine(RuleBasedStateMachine):
         if twin.plain.rows:
             twin.select(CHOICES[how](twin, data))
 
-    @rule(which=WHICH, slots=st.integers(1, 60) | st.integers(1, 4), as_tensor=st.booleans())
-    def crop(self, which: int, slots: int, as_tensor: bool) -> None:
-        """As if the last tokens had never come; or refused, and nothing changes."""
+    @rule(which=WHICH, data=st.data())
+    def take_back(self, which: int, data: st.DataObject) -> None:
+        """As if the last tokens had never come, some of which may just have come; or refused, and nothing changes."""
         twin = self.twin(which)
         if not twin.plain.rows:
             return
+        self.decode(which, data.draw(SEEDS), data.draw(st.integers(0, 4), label="just"))
+        slots = data.draw(st.integers(1, 4) | st.integers(1, twin.plain.seen), label="slots")
         if twin.plain.can_crop(slots):
-            twin.cache.crop(torch.tensor(-slots) if as_tensor else -slots)
+            twin.cache.crop(torch.tensor(-slots) if data.draw(st.booleans(), label="tensor") else -slots)
             twin.plain.crop(slots)
         else:
             with pytest.raises((InputError, UnsupportedOperationError)):
@@ -287,3 +291,19 @@ def test_any_interleaving(tiers: str) -> None:
 @pytest.mark.parametrize("tiers", TIERS)
 def test_very_many_interleavings(tiers: str) -> None:
     _run(tiers, 500, 40)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("pieces", [(3, 1, 12), (3, 3, 1, 9)])
+def test_pieces_of_a_prompt_without_a_token_yet(pieces: tuple[int, ...]) -> None:
+    """A row that is left of a batch, say; there is nothing to attend to."""
+    ids, mask = (torch.cat((torch.zeros(1, 7, dtype=torch.long), own), 1) for own in prompts(9))
+    with qevict.attach(MODEL, qevict.policies.qevict("90 %", sink_tokens=2)) as session:
+        cache = session.cache()
+        cache.expect(16)
+        for end, width in zip(accumulate(pieces), pieces, strict=True):
+            positions = (mask[:, :end].cumsum(1) - 1).clamp(min=0)[:, -width:]
+            given = {"attention_mask": mask[:, :end], "position_ids": positions, CACHE_ARGUMENT: cache}
+            logits = MODEL(ids[:, end - width : end], **given).logits
+        assert cache.kept_positions(0) == [[*range(9)]]
+    torch.testing.assert_close(logits[:, -1], MODEL(ids[:, 7:]).logits[:, -1], rtol=1e-4, atol=1e-4)
