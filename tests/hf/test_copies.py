@@ -5,6 +5,7 @@ import io
 import pickle
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,9 @@ POLICIES = {
     "int8_per_head": attrs.evolve(policies.qevict("60 %", bits=8), granularity="kv_head"),
 }
 ASK: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False}
+
+
+STATES = ("empty", "residual", "chunked", "events")
 
 
 def small() -> Any:
@@ -50,7 +54,7 @@ def filled(model: Any, policy: Any, state: str) -> Any:
             model(ids[:, :50], attention_mask=mask[:, :50], **{CACHE_ARGUMENT: cache})
         if state == "events":
             cache = session.prefill(ids, mask)
-            session.generate(ids[:, :3] + 3, cache=cache, **ASK)
+            session.generate(ids[:, -3:], cache=cache, **ASK)
     return cache
 
 
@@ -78,7 +82,7 @@ def stored(cache: Any) -> Any:
     return torch.load(file, weights_only=False)
 
 
-WAYS = {"deepcopy": copy.deepcopy, "pickle": pickled, "torch.save": stored}
+WAYS: dict[str, Callable[[Any], Any]] = {"deepcopy": copy.deepcopy, "pickle": pickled, "torch.save": stored}
 
 
 class TestC18Copies:
@@ -100,9 +104,8 @@ class TestC18Copies:
                     )
         assert all(torch.equal(own, old) for own, old in zip(contents(cache), before, strict=True))
 
-    @pytest.mark.parametrize("state", ["empty", "residual", "chunked", "events"])
-    @pytest.mark.parametrize("way", WAYS)
-    @pytest.mark.parametrize("name", ["full", "int8_per_head"])
+    @pytest.mark.parametrize("state", STATES)
+    @pytest.mark.parametrize(("name", "way"), [("full", "pickle"), *(("int8_per_head", way) for way in WAYS)])
     def test_copies_in_every_state(self, name: str, way: str, state: str) -> None:
         model, policy = small(), POLICIES[name]
         cache = filled(model, policy, state)

@@ -223,7 +223,8 @@ class TestC02Crop:
                     assert cache.report().tokens == (40,)
                     continue
                 cache.crop(-5)
-                assert cache.layers[-1].keys.shape[2] == 35
+                (cropped,) = cache.library_layers
+                assert cropped.keys.shape[2] == 35
                 assert cache.report().tokens == (35,)
 
 

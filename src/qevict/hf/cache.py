@@ -52,7 +52,8 @@ class Cache(TransformersCache):
 
     def _compose(self, engine: Engine, turn: Turn, layers: Sequence[Any]) -> None:
         """Put owned layers where there is None among the layers of the library."""
-        self.engine, self._model = engine, None
+        self.engine = engine
+        self._model: weakref.ref[Any] | None = None
         owned = itertools.count()
         super().__init__(layers=[CacheLayer(next(owned), engine, turn) if own is None else own for own in layers])
 

@@ -161,6 +161,15 @@ class StoreContract(RegisteredContract[Store, StoreCase]):
             gaps = self._read(pool, [slot for slot in range(capacity) if slot not in into])
             require(all(same_bits(each, torch.zeros_like(each)) for each in gaps.values()), "the gaps are not 0")
 
+    @law("repack copies a slot as often as it is given.")
+    def test_repacking_copies_a_slot_as_often_as_it_is_given(self, case: StoreCase) -> None:
+        """As beams copy a row: the first slot three times, the others twice."""
+        pool, held = self._full(case)
+        stay = [0, *range(case.capacity), *range(case.capacity)]
+        self._repack(pool, stay, len(stay) + case.seed % 2)
+        found, wanted = self._read(pool, [*range(len(stay))]), {name: each[:, stay] for name, each in held.items()}
+        require(same_values(found, wanted), f"slots {stay} were kept: {_differs(found, wanted)}")
+
     @law("nbytes is the bytes of everything allocated, free slots included.")
     def test_every_byte_allocated_is_counted(self, case: StoreCase) -> None:
         """The storages that the pool's attributes lead to; on a disk, at least what its slots take."""
