@@ -209,7 +209,8 @@ def _attention(query: Tensor, keys: Tensor, values: Tensor, group: int) -> Tenso
     keys, values = keys.repeat_interleave(group, 0), values.repeat_interleave(group, 0)
     logits = query @ keys.transpose(1, 2) * query.shape[-1] ** -0.5
     later = torch.ones(logits.shape[1:], dtype=torch.bool).triu(logits.shape[2] - logits.shape[1] + 1)
-    return logits.masked_fill(later, -torch.inf).softmax(-1) @ values
+    answer: Tensor = logits.masked_fill(later, -torch.inf).softmax(-1) @ values
+    return answer
 
 
 def on_grid(x: Tensor, bits: int, along: int) -> Tensor:

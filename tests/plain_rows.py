@@ -137,5 +137,8 @@ class Rules:
 
     def span(self, window: int) -> slice:
         """True positions of a window."""
-        first = self.sinks + window * self.window
-        return slice(first, first + self.window)
+        return slice(self.first(window), self.first(window) + self.window)
+
+    def first(self, window: int) -> int:
+        """First true position of a window."""
+        return self.sinks + window * self.window

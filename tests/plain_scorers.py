@@ -31,7 +31,7 @@ class Shuffled(Scorer):
 
 def shuffled(rules: Rules, row: Row, layer: int, head: int, window: int) -> int:
     """What :class:`Shuffled` says."""
-    return rules.span(window).start * 29 % 31
+    return rules.first(window) * 29 % 31
 
 
 @attrs.frozen

@@ -117,9 +117,8 @@ class Twin:
         if not plain.prompted:
             self._note_offsets(valid)
         with spying(model) as spy:
-            logits = model(
-                torch.tensor(ids), attention_mask=mask, position_ids=positions, **{CACHE_ARGUMENT: self.cache}
-            ).logits
+            given = {"attention_mask": mask, "position_ids": positions, CACHE_ARGUMENT: self.cache}
+            logits: Tensor = model(torch.tensor(ids), **given).logits
         real = torch.tensor(valid)
         for layer, (query, keys, values) in enumerate(zip(spy.queries, spy.keys, spy.values, strict=True)):
             wanted = plain.attend(layer, query, keys, values, valid).flatten(2)[real]

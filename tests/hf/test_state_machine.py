@@ -5,8 +5,8 @@ import copy
 import pickle
 import random
 import tempfile
+from collections.abc import Callable
 from importlib.metadata import EntryPoint
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import torch
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
-from tests.oracle import prompts, tiny
+from tests.oracle import tiny
 from tests.plain import Plain
 from tests.plain_scorers import Shuffled, Turning
 from tests.twin import Twin, rules_of
@@ -23,7 +23,6 @@ from tests.twin import Twin, rules_of
 import qevict
 from qevict.contracts.budget import Fraction, Tokens
 from qevict.errors import InputError, InterruptedCacheError, UnsupportedOperationError
-from qevict.hf.compat import CACHE_ARGUMENT
 from qevict.ledgers.migration_stable import MigrationStable
 from qevict.policy import Policy, Tier
 from qevict.quantizers.affine import PerChannel, PerToken
@@ -104,10 +103,15 @@ def _refused(twin: Twin, data: st.DataObject) -> list[int]:
     return [*range(len(twin.plain.rows))]
 
 
-CHOICES = {"reorder": _reorder, "select": _select, "repeat": _repeat, "refused": _refused}
+CHOICES: dict[str, Callable[[Twin, st.DataObject], list[int]]] = {
+    "reorder": _reorder,
+    "select": _select,
+    "repeat": _repeat,
+    "refused": _refused,
+}
 """Ways to choose rows; each says which rows it left."""
 
-COPIES = {
+COPIES: dict[str, Callable[[Any, Path], Any]] = {
     "fork": lambda cache, _folder: cache.fork(),
     "deepcopy": lambda cache, _folder: copy.deepcopy(cache),
     "pickle": lambda cache, _folder: pickle.loads(pickle.dumps(cache)),  # noqa: S301 - what we have just written
@@ -291,19 +295,3 @@ def test_any_interleaving(tiers: str) -> None:
 @pytest.mark.parametrize("tiers", TIERS)
 def test_very_many_interleavings(tiers: str) -> None:
     _run(tiers, 500, 40)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("pieces", [(3, 1, 12), (3, 3, 1, 9)])
-def test_pieces_of_a_prompt_without_a_token_yet(pieces: tuple[int, ...]) -> None:
-    """A row that is left of a batch, say; there is nothing to attend to."""
-    ids, mask = (torch.cat((torch.zeros(1, 7, dtype=torch.long), own), 1) for own in prompts(9))
-    with qevict.attach(MODEL, qevict.policies.qevict("90 %", sink_tokens=2)) as session:
-        cache = session.cache()
-        cache.expect(16)
-        for end, width in zip(accumulate(pieces), pieces, strict=True):
-            positions = (mask[:, :end].cumsum(1) - 1).clamp(min=0)[:, -width:]
-            given = {"attention_mask": mask[:, :end], "position_ids": positions, CACHE_ARGUMENT: cache}
-            logits = MODEL(ids[:, end - width : end], **given).logits
-        assert cache.kept_positions(0) == [[*range(9)]]
-    torch.testing.assert_close(logits[:, -1], MODEL(ids[:, 7:]).logits[:, -1], rtol=1e-4, atol=1e-4)
