@@ -48,12 +48,11 @@ class Cache(TransformersCache):
             raise NotAttachedError(msg)
         engine = Engine.start(wire(model, policy))
         self._compose(engine, Turn(model.config), [None] * engine.wiring.geometry.layers)
-        self._model = weakref.ref(model)
+        self._model: weakref.ref[Any] | None = weakref.ref(model)
 
     def _compose(self, engine: Engine, turn: Turn, layers: Sequence[Any]) -> None:
         """Put owned layers where there is None among the layers of the library."""
         self.engine = engine
-        self._model: weakref.ref[Any] | None = None
         owned = itertools.count()
         super().__init__(layers=[CacheLayer(next(owned), engine, turn) if own is None else own for own in layers])
 
@@ -237,4 +236,5 @@ def _revive(wiring: Wiring, snapshot: Snapshot, layers: Sequence[Any]) -> Cache:
     cache, engine = Cache.__new__(Cache), Engine.start(wiring)
     restore(engine, snapshot)
     cache._compose(engine, Turn(None), layers)
+    cache._model = None
     return cache

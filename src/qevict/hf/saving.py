@@ -172,7 +172,7 @@ def opened(path: str | os.PathLike[str]) -> Iterator[SavedCache]:
     """
     name = os.fspath(path)
     try:
-        file: Any = safe_open(name, framework="pt")  # type: ignore[no-untyped-call]
+        file: Any = safe_open(name, framework="pt")
     except (OSError, SafetensorError) as error:
         raise CacheFileError(f"{name} cannot be read as a saved cache: {error}") from None
     with file:
