@@ -196,6 +196,9 @@ class Engine:
         wanted = Need.MASS in self.wiring.policy.scorer.needs and not look.nothing
         first, exact = arrival.start == 0, layer.sink_keys.dtype == incoming.keys.dtype
         view = layer.view(grid, landing)
+        if not first and not any(arrival.after):  # nothing but pads so far: there is nothing to read, and no reader
+            output = torch.zeros_like(incoming.query.transpose(1, 2), memory_format=torch.contiguous_format)
+            return output, self._mass(layer, view, incoming, forward) if wanted else None
         readable = arrival.in_prompt or layer.in_order or max(arrival.after) <= self.wiring.unranked_tokens
         if first or (layer.whole and exact and not arrival.padded and readable):
             history = (incoming.keys, incoming.values) if first else layer.history(arrival.after[0])
