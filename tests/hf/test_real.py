@@ -7,8 +7,6 @@ where a key lies on its edge, which is why logits behind codes get a tolerance o
 
 import copy
 import gc
-import os
-from collections.abc import Iterator
 from typing import Any
 
 import attrs
@@ -46,15 +44,6 @@ PRESETS = pytest.mark.parametrize(
     [(policies.evict_only("50 %"), 3e-4), (policies.qevict("50 %"), 2e-2)],
     ids=["evict_only", "qevict"],
 )
-
-
-@pytest.fixture(scope="module", autouse=True)
-def all_cores() -> Iterator[None]:
-    """Unlike tiny models, real ones gain by them."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(os.cpu_count() or 1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
@@ -147,7 +136,8 @@ def chat(tokenizer: Any) -> list[Tensor]:
 @torch.no_grad()
 def listen(model: Any, cache: Any, turns: list[Tensor], new: int) -> tuple[list[Tensor], list[Tensor], list[Any]]:
     """Forwards of the turns and then of single, best tokens: their tokens, their logits, what was held before each."""
-    pieces, logits = [], []
+    pieces: list[Tensor] = []
+    logits: list[Tensor] = []
     watch: list[dict[int, Held]] = [{}]
     for turn in range(len(turns) + new):
         pieces.append(turns[turn] if turn < len(turns) else logits[-1][:, -1:].argmax(-1))
@@ -193,6 +183,7 @@ def test_every_turn_attends_to_what_the_turns_before_it_left(smollm2: tuple[Any,
 
 PROMPT, WINDOW, FOLLOWING = 1500, 512, 40
 GLOBAL = (5, 11, 17)
+CAPITALS = "\n\nGermany: Berlin. Italy: Rome. Spain: Madrid. France:"
 
 
 @attrs.frozen(eq=False)
@@ -201,6 +192,7 @@ class Gemma:
 
     Attributes:
         model: the model.
+        tokenizer: its tokenizer.
         prompt: ``[1, PROMPT]``.
         following: the tokens behind it, ``[1, FOLLOWING]``.
         read: a stock cache that has read the prompt.
@@ -208,6 +200,7 @@ class Gemma:
     """
 
     model: Any
+    tokenizer: Any
     prompt: Tensor
     following: Tensor
     read: Any
@@ -239,7 +232,7 @@ def gemma() -> Gemma:
     prompt, following = ids[:, :PROMPT], ids[:, PROMPT:]
     read = DynamicCache(config=model.config)
     read_into(read, model, prompt, None)
-    return Gemma(model, prompt, following, read, go_on(model, copy.deepcopy(read), following))
+    return Gemma(model, tokenizer, prompt, following, read, go_on(model, copy.deepcopy(read), following))
 
 
 def assert_bytes_are_right(cache: Any) -> None:
@@ -248,21 +241,17 @@ def assert_bytes_are_right(cache: Any) -> None:
     local = report.bytes_by_kind["layers not ruled"]
     assert report.ruled_layers == len(GLOBAL)
     assert report.exact_bytes == cache.nbytes() == reachable_bytes(cache) == sum(report.bytes_by_kind.values())
-    assert local == sum(storage.nbytes() for layer in cache.other_layers for storage in storages(layer))
+    assert local == reachable_bytes(cache.other_layers)
     assert report.budget_bytes == int(0.2 * report.tokens[0] * len(GLOBAL) * 2 * 256 * 4)
     assert report.exact_bytes - local <= report.budget_bytes
     assert report.overshoot_bytes == 0
-
-
-def storages(layer: Any) -> list[torch.UntypedStorage]:
-    """What a layer of the library holds."""
-    return [layer.keys.untyped_storage(), layer.values.untyped_storage()]
 
 
 def test_gemma_keeps_its_local_layers_and_compresses_the_global_ones(gemma: Gemma) -> None:
     with qevict.attach(gemma.model, policies.qevict("20 %")) as session:
         cache = session.prefill(gemma.prompt)
         assert cache.ruled_layers == GLOBAL
+        own: Any
         for index, (own, stock) in enumerate(zip(cache.layers, gemma.read.layers, strict=True)):
             if index in GLOBAL:
                 assert len(cache.kept_positions(index)[0]) < PROMPT
@@ -275,11 +264,14 @@ def test_gemma_keeps_its_local_layers_and_compresses_the_global_ones(gemma: Gemm
         assert_compressed(cache, 0)
         gc.collect()
         assert_bytes_are_right(cache)
+        question = gemma.tokenizer(CAPITALS, add_special_tokens=False, return_tensors="pt").input_ids
+        said = session.generate(question, cache=cache.fork(), max_new_tokens=2, do_sample=False)
+        assert gemma.tokenizer.decode(said[0]) == f"{CAPITALS} Paris."
         logits = go_on(gemma.model, cache, gemma.following)
         assert cache.get_seq_length() == PROMPT + FOLLOWING
         assert_bytes_are_right(cache)
     nats = float(lost(logits, gemma.following))
-    assert nats < gemma.nats + 0.3, (
+    assert nats < gemma.nats + 0.1, (
         f"{nats:.2f} nats a token behind the compressed prompt, {gemma.nats:.2f} behind it all"
     )
 
@@ -290,4 +282,4 @@ def test_gemma_with_room_for_everything_is_the_stock_cache(gemma: Gemma) -> None
         cache = session.prefill(gemma.prompt)
         assert all(cache.kept_positions(index) == [[*range(PROMPT)]] for index in GLOBAL)
         logits = go_on(gemma.model, cache, gemma.following)
-    torch.testing.assert_close(logits, gemma.logits, atol=1e-3, rtol=0)
+    torch.testing.assert_close(logits, gemma.logits, atol=1e-4, rtol=0)
