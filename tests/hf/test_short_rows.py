@@ -18,7 +18,12 @@ MODEL = tiny("llama", num_hidden_layers=2)
 def test_rows_shorter_than_the_sinks(lengths: tuple[int, ...]) -> None:
     """Room for sinks that are yet to come is not attended to."""
     ids, mask = prompts(*lengths)
-    how: Any = {"max_new_tokens": 6, "do_sample": False, "output_logits": True, "return_dict_in_generate": True}
+    how: dict[str, Any] = {
+        "max_new_tokens": 6,
+        "do_sample": False,
+        "output_logits": True,
+        "return_dict_in_generate": True,
+    }
     stock = MODEL.generate(ids, attention_mask=mask, **how)
     for policy in (qevict.policies.qevict("90 %"), qevict.policies.evict_only("90 %", sink_tokens=8)):
         with qevict.attach(MODEL, policy) as session:
