@@ -66,6 +66,13 @@ def places(cache: Any, row: int) -> list[list[tuple[int, int]]]:
     return found
 
 
+@torch.no_grad()
+def go_on(model: Any, cache: Any, new: Tensor) -> Tensor:
+    """Logits behind each token, given in one turn."""
+    logits: Tensor = model(new, **{CACHE_ARGUMENT: cache}).logits[0]
+    return logits
+
+
 def assert_compressed(cache: Any, row: int) -> None:
     """Something of every layer of the row was given up or encoded, and something was kept for its score."""
     policy, tokens = cache.policy, cache.engine.clock.tokens[row]
@@ -100,25 +107,17 @@ def test_rows_of_a_padded_batch_equal_their_solo_runs(
 def test_a_prompt_in_chunks_is_the_prompt_at_once(smollm2: tuple[Any, Any], policy: Policy, tolerance: float) -> None:
     model, tokenizer = smollm2
     ids, question = text_ids(tokenizer, "beekeeping"), torch.tensor([tokenizer("\n\nIn short,")["input_ids"]])
-    found, caches = [], []
     with qevict.attach(model, policy) as session:
-        for chunk in (None, 64):
-            cache = session.prefill(ids, chunk_tokens=chunk)
-            read = places(cache, 0)
-            found.append((session.generate(question, cache=cache, **ASK), read))
-            caches.append(cache)
-        for chunk in (None, 100):
-            cache = session.cache()
-            found.append((session.generate(ids, cache=cache, prefill_chunk_size=chunk, **ASK), []))
-            caches.append(cache)
-    for (whole, read), (pieces, read_in_pieces) in (found[:2], found[2:]):
-        assert read == read_in_pieces
-        assert torch.equal(whole.sequences, pieces.sequences)
-        for own, theirs in zip(pieces.logits, whole.logits, strict=True):
-            torch.testing.assert_close(own, theirs, atol=tolerance, rtol=0)
-    for first, second in (caches[:2], caches[2:]):
-        assert places(first, 0) == places(second, 0)
-        assert_compressed(first, 0)
+        once, pieces = session.prefill(ids), session.prefill(ids, chunk_tokens=64)
+        assert places(once, 0) == places(pieces, 0)
+        assert_compressed(once, 0)
+        own, theirs = go_on(model, pieces, question), go_on(model, once, question)
+        torch.testing.assert_close(own, theirs, atol=tolerance, rtol=0)
+        whole = session.generate(ids, **ASK)
+        chunked = session.generate(ids, prefill_chunk_size=100, **ASK)
+    assert torch.equal(whole.sequences, chunked.sequences)
+    for own, theirs in zip(chunked.logits, whole.logits, strict=True):
+        torch.testing.assert_close(own, theirs, atol=tolerance, rtol=0)
 
 
 def chat(tokenizer: Any) -> list[Tensor]:
@@ -215,13 +214,6 @@ class Gemma:
 def lost(logits: Tensor, following: Tensor) -> Tensor:
     """Mean loss, in nats, of the tokens behind the first."""
     return F.cross_entropy(logits[:-1], following[0, 1:])
-
-
-@torch.no_grad()
-def go_on(model: Any, cache: Any, following: Tensor) -> Tensor:
-    """Logits behind each token, given in one turn."""
-    logits: Tensor = model(following, **{CACHE_ARGUMENT: cache}).logits[0]
-    return logits
 
 
 @pytest.fixture(scope="module")
