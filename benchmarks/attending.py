@@ -13,7 +13,7 @@ from transformers import AttentionInterface
 import qevict
 from benchmarks.decoding import CYCLE_TOKENS
 from benchmarks.synthetic import context, geometry_of
-from qevict.engine.engine import Incoming
+from qevict.engine.forward import Incoming
 from qevict.hf.layer import plain_arithmetic
 
 _L3 = Path("/sys/devices/system/cpu/cpu0/cache/index3/size")

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from qevict.contracts.rotary import Rotary
 from qevict.contracts.values import Geometry
-from qevict.engine.engine import Incoming
+from qevict.engine.forward import Incoming
 from qevict.hf.cache import Cache
 from qevict.hf.recording import Recording
 from qevict.hf.rotary import read_rotary

@@ -114,6 +114,10 @@ class TestC18Copies:
         other = WAYS[way](cache)
         assert other.nbytes() == reachable_bytes(other) == cache.nbytes()
         assert other.report() == cache.report()
+        for own, old in zip(other.engine.layers, cache.engine.layers, strict=True):
+            for column in ("window", "place", "moves", "slots"):
+                assert torch.equal(getattr(own.records, column), getattr(old.records, column))
+            assert all(torch.equal(own.records.state[name], column) for name, column in old.records.state.items())
         ours, theirs = (
             {tensor.data_ptr() for tensor in reachable_tensors(one) if tensor.numel()} for one in (cache, other)
         )

@@ -97,10 +97,8 @@ class _EvenShelf:
 
     def logits(self, asking: Tensor, softcap: float | None) -> Tensor:
         logits = capped(torch.bmm(asking, self._strips(self.shelf.keys).transpose(1, 2)), softcap)
-        hidden = self.shelf.hidden
-        if hidden is not None:
-            by_slot = logits.view(-1, self.lanes, logits.shape[1], self.shelf.regions[0], self.shelf.keys.shape[2])
-            by_slot.masked_fill_(hidden.view(self.lanes, 1, self.shelf.regions[0], -1), -torch.inf)
+        by_slot = logits.view(-1, self.lanes, logits.shape[1], self.shelf.regions[0], self.shelf.keys.shape[2])
+        by_slot.masked_fill_(self.shelf.hidden.view(self.lanes, 1, self.shelf.regions[0], -1), -torch.inf)
         return logits
 
     def output(self, share: Tensor) -> Tensor:

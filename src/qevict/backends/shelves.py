@@ -21,7 +21,7 @@ class Shelf:
         keys: ``[heads, slots, window, head_dim]``, rotated.
         values: likewise.
         regions: slots of each lane.
-        hidden: ``[slots]`` or ``[slots, window]`` what is free or not written yet; None for sinks.
+        hidden: ``[slots]`` or ``[slots, window]`` what is free or not written yet.
         slots: ``[lanes, columns]`` slot of each column of the view, any where absent; None for sinks.
         first: first true position of the window in each slot, ``FREE`` where there is none; None until asked for.
     """
@@ -29,7 +29,7 @@ class Shelf:
     keys: Tensor
     values: Tensor
     regions: tuple[int, ...]
-    hidden: Tensor | None
+    hidden: Tensor
     slots: Tensor | None
     first: Tensor | None = None
 
@@ -50,9 +50,10 @@ def shelves(view: View) -> list[Shelf]:
 
 def sinks(view: View) -> Shelf:
     """The sinks as one window of each lane."""
-    lanes = view.sink_keys.shape[0]
+    lanes, tokens = view.sink_keys.shape[0], view.sink_keys.shape[2]
     first = torch.zeros(lanes, dtype=torch.int64, device=view.windows.device)
-    return Shelf(view.sink_keys.transpose(0, 1), view.sink_values.transpose(0, 1), (1,) * lanes, None, None, first)
+    unwritten = torch.arange(tokens, device=first.device) >= view.lengths[:, None]  # in rows shorter than that
+    return Shelf(view.sink_keys.transpose(0, 1), view.sink_values.transpose(0, 1), (1,) * lanes, unwritten, None, first)
 
 
 def first_positions(view: View, slots: Tensor, column: int, capacity: int) -> Tensor:

@@ -1,6 +1,6 @@
 """The engine: attend, score, record, plan, apply, for every layer of one cache."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import attrs
@@ -8,66 +8,20 @@ import torch
 from torch import Tensor
 
 from qevict.contracts.backend import Query, View
-from qevict.contracts.values import Geometry, Need, Observation
+from qevict.contracts.values import Need, Observation
 from qevict.engine import event, tally
 from qevict.engine.checks import check_state
 from qevict.engine.clock import Arrival, Clock, refuse
 from qevict.engine.event import Event
+from qevict.engine.forward import Forward, Incoming, check_sizes
 from qevict.engine.landing import Landing, land
 from qevict.engine.layer import Layer
-from qevict.engine.looks import Look, look_at
+from qevict.engine.looks import look_at
 from qevict.engine.records import Grid
 from qevict.engine.stack import Stack
 from qevict.engine.tally import Tally
 from qevict.engine.wiring import Wiring
-from qevict.errors import InterruptedCacheError, UnsupportedModelError
-
-Native = Callable[[Tensor, Tensor], Tensor]
-"""The model's own attention over ``[rows, kv_heads, tokens, head_dim]`` keys and values, masks and all."""
-
-
-@attrs.frozen(eq=False)
-class Incoming:
-    """What one layer's attention is given in one forward.
-
-    Attributes:
-        query: ``[rows, q_heads, tokens, head_dim]``, rotated.
-        keys: ``[rows, kv_heads, tokens, head_dim]``, rotated.
-        values: likewise.
-        scaling: factor on the dot products.
-        native: the model's own attention.
-        valid: ``[rows, tokens]``, False for pads; None if there are none.
-        visible: ``[rows]`` how many keys, old and new, the mask lets the last query see; None without a mask.
-        position_ids: rotary positions as the model received them.
-        softcap: what the model caps its logits at; None where it does not.
-        sink_logits: ``[q_heads]`` the model's sink logits; None where it has none.
-    """
-
-    query: Tensor
-    keys: Tensor
-    values: Tensor
-    scaling: float
-    native: Native
-    valid: Tensor | None
-    visible: Tensor | None
-    position_ids: Tensor
-    softcap: float | None = None
-    sink_logits: Tensor | None = None
-
-
-@attrs.frozen(eq=False)
-class Forward:
-    """What all layers share of one forward.
-
-    Attributes:
-        arrival: its tokens, in time.
-        landing: where they fall.
-        look: which of its queries the scorer is told of.
-    """
-
-    arrival: Arrival
-    landing: Landing
-    look: Look
+from qevict.errors import InterruptedCacheError
 
 
 @attrs.define(eq=False)
@@ -181,7 +135,7 @@ class Engine:
             landing = land(self.wiring, arrival, self.clock.offset)
             self.forward = Forward(arrival, landing, look_at(self.wiring, self.clock, arrival))
         if len(self.layers) == index:
-            _check_sizes(self.wiring.geometry, incoming)
+            check_sizes(self.wiring.geometry, incoming)
             self.layers.append(Layer.open(self.wiring, incoming.query.shape[0], incoming.keys.device))
         assert self.forward is not None
         return self.forward
@@ -196,6 +150,9 @@ class Engine:
         wanted = Need.MASS in self.wiring.policy.scorer.needs and not look.nothing
         first, exact = arrival.start == 0, layer.sink_keys.dtype == incoming.keys.dtype
         view = layer.view(grid, landing)
+        if not first and not any(arrival.after):  # nothing but pads so far: there is nothing to read, and no reader
+            output = torch.zeros_like(incoming.query.transpose(1, 2), memory_format=torch.contiguous_format)
+            return output, self._mass(layer, view, incoming, forward) if wanted else None
         readable = arrival.in_prompt or layer.in_order or max(arrival.after) <= self.wiring.unranked_tokens
         if first or (layer.whole and exact and not arrival.padded and readable):
             history = (incoming.keys, incoming.values) if first else layer.history(arrival.after[0])
@@ -281,20 +238,6 @@ class Engine:
     def _ask_for_faults(self) -> None:
         assert self.clock.faults is not None
         refuse(*self.clock.faults.tolist())
-
-
-def _check_sizes(geometry: Geometry, incoming: Incoming) -> None:
-    """Hold the tensors to what the model's configuration says, before the first is stored."""
-    said = (geometry.q_heads, geometry.kv_heads, geometry.head_dim, geometry.head_dim)
-    query, keys, values = incoming.query, incoming.keys, incoming.values
-    found = (query.shape[1], keys.shape[1], keys.shape[3], values.shape[3])
-    if said != found:
-        msg = (
-            f"the model's configuration gives {said} as query heads, KV heads, and channels of keys and of values, its "
-            f"attention works on {found}; such a model (split over processes, or with keys and values of different "
-            f"widths) is not supported"
-        )
-        raise UnsupportedModelError(msg)
 
 
 def _asked(layer: Layer, incoming: Incoming, vectors: Tensor, positions: Tensor, *, padded: bool) -> Query:

@@ -11,7 +11,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import eager_mask, sdpa_mask
 
-from qevict.engine.engine import Incoming
+from qevict.engine.forward import Incoming
 from qevict.errors import InputError, UnsupportedModelError, UnsupportedOperationError
 from qevict.hf.compiling import outside_graphs
 from qevict.hf.layer import CacheLayer, layer_of, plain_arithmetic

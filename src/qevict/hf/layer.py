@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
 from qevict.engine.clock import Clock
-from qevict.engine.engine import Incoming
+from qevict.engine.forward import Incoming
 from qevict.errors import NotAttachedError, UnsupportedOperationError
 from qevict.hf import names
 from qevict.hf.compiling import outside_graphs

@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache as TransformersCache
 
 from qevict.engine.clock import Clock
-from qevict.engine.engine import Incoming
+from qevict.engine.forward import Incoming
 from qevict.errors import UnsupportedOperationError
 from qevict.hf.cache import Cache
 from qevict.hf.layer import CacheLayer, Turn, plain_arithmetic, with_owned

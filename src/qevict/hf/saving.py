@@ -176,7 +176,7 @@ def opened(path: str | os.PathLike[str]) -> Iterator[SavedCache]:
     except (OSError, SafetensorError) as error:
         raise CacheFileError(f"{name} cannot be read as a saved cache: {error}") from None
     with file:
-        metadata = file.metadata() or {}  # type: ignore[no-untyped-call]  # safetensors leaves it untyped
+        metadata = file.metadata() or {}
         if metadata.get("format") != FORMAT:
             msg = f"{name} holds no cache: its format is {metadata.get('format')!r}, wanted {FORMAT!r}"
             raise CacheFileError(f"{msg}; give a file that cache.save wrote")
