@@ -31,7 +31,7 @@ pytestmark = pytest.mark.real
 
 TEXTS = {"ships_log": 60, "travel_column": 150, "beekeeping": 290, "fairy_tale": 450}
 NEW = 10
-ASK = {
+ASK: dict[str, Any] = {
     "max_new_tokens": NEW,
     "do_sample": False,
     "eos_token_id": None,
