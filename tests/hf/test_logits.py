@@ -151,7 +151,7 @@ def test_a_recording_carries_what_the_model_does_to_its_logits() -> None:
 
 def test_a_cap_that_sdpa_would_ignore_is_refused() -> None:
     model = tiny(num_hidden_layers=1, attn_logit_softcapping=30.0)
-    wanted = r"sdpa ignores its attn_logit_softcapping=30.0; load it with attn_implementation='eager'"
+    wanted = r"sdpa cannot cap logits as its attn_logit_softcapping=30.0 asks; load it with attn_implementation='eager'"
     with pytest.raises(errors.UnsupportedModelError, match=wanted), qevict.attach(model, POLICY):
         pytest.fail("attached")
     model.set_attn_implementation("eager")

@@ -102,9 +102,6 @@ class Clock:
         Raises:
             InputError: some row had no token then, or has pads among them or behind its first token.
         """
-        if slots >= self.seen:
-            msg = f"{slots} tokens cannot be taken back from a cache that has seen {self.seen}: at least 1 must stay"
-            raise InputError(f"{msg}; reset it to empty it")
         for row, (own, unbroken) in enumerate(zip(self.tokens, self.unbroken, strict=True)):
             if unbroken < min(slots, own) or 0 < own <= slots:
                 msg = (

@@ -41,7 +41,7 @@ class Wiring:
         return self
 
     def __reduce__(self) -> "tuple[type[Wiring], tuple[object, ...]]":
-        return Wiring, (self.policy, self.geometry, self.rotary, self.device)  # the rest follows anew from these
+        return Wiring, (self.policy, self.geometry, self.rotary, self.device, self.softcap)  # the rest follows anew
 
     @cached_property
     def choice(self) -> Choice:

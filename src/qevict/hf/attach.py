@@ -1,5 +1,6 @@
 """Attach a policy to a model, and take it off again without a trace."""
 
+import operator
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +14,8 @@ from qevict.errors import InputError, NothingRuledWarning, UnsupportedModelError
 from qevict.hf import attention
 from qevict.hf.cache import Cache
 from qevict.hf.compat import CACHE_ARGUMENT
-from qevict.hf.modes import refuse_modes, wish
+from qevict.hf.layers import text_config
+from qevict.hf.modes import refuse_modes, rows_per_prompt
 from qevict.hf.names import name_for
 from qevict.hf.reading import check_ids, read_into
 from qevict.hf.recording import Recording, record
@@ -107,8 +109,7 @@ class Session:
             _check_batch(cache, new)
             if kwargs.get("attention_mask") is None or kwargs["attention_mask"].shape[1] == new.shape[1]:
                 kwargs["attention_mask"] = _whole_mask(cache, new, kwargs.get("attention_mask"))
-            beams = (wish(self.model, kwargs, name) or 1 for name in ("num_beams", "num_return_sequences"))
-            cache.batch_repeat_interleave(max(beams))
+            cache.batch_repeat_interleave(rows_per_prompt(self.model, kwargs))
         return self.model.generate(input_ids, use_cache=True, **{CACHE_ARGUMENT: cache}, **kwargs)
 
 
@@ -141,11 +142,11 @@ def attach(model: Any, policy: Policy) -> Iterator[Session]:
     if inner.device.type == "meta":
         msg = f"{type(inner).__name__} cannot be served: its weights are not loaded (meta device)"
         raise UnsupportedModelError(msg)
-    before = _implementations(inner.config)
-    name = name_for(inner.config._attn_implementation)
+    before, own = _implementations(inner.config), text_config(inner)._attn_implementation
+    name = name_for(own)
     if name is None:
         msg = (
-            f"attention implementation {inner.config._attn_implementation!r} has no stand-in; load the model with "
+            f"attention implementation {own!r} has no stand-in; load the model with "
             f"attn_implementation='sdpa' or 'eager'"
         )
         raise UnsupportedModelError(msg)
@@ -196,10 +197,11 @@ def _check_batch(cache: Cache, inputs: Tensor) -> None:
 def _whole_mask(cache: Cache, inputs: Tensor, new: Tensor | None) -> Tensor:
     """The mask over everything seen and the new tokens, from what the cache knows of its left pads."""
     clock, (rows, tokens) = cache.engine.clock, inputs.shape[:2]
-    if not cache.ruled_layers:
+    unknown = any(map(operator.lt, clock.unbroken, clock.tokens)) if cache.ruled_layers else True
+    if unknown and cache.library_layers:
         msg = (
-            "the policy rules no layer of this model, so the cache knows nothing of the pads that it has seen; give an "
-            "attention_mask over all tokens, those of the cache and the new ones"
+            "where the pads of layers lie that the policy does not rule, the cache cannot tell (no layer is ruled, or pads "
+            "lie between turns); give an attention_mask over all tokens, those of the cache and the new ones"
         )
         raise InputError(msg)
     pads = torch.tensor([clock.seen - own for own in clock.tokens], device=inputs.device)[:, None]

@@ -19,6 +19,7 @@ from qevict.engine.wiring import Wiring
 from qevict.errors import InputError, InterruptedCacheError, NotAttachedError
 from qevict.hf import names, saving
 from qevict.hf.compat import empty_layer
+from qevict.hf.compiling import outside_graphs
 from qevict.hf.layer import CacheLayer, Turn, refuse, with_owned
 from qevict.hf.layers import library_layers, storage_bytes, text_config
 from qevict.hf.reading import check_rows
@@ -61,12 +62,13 @@ class Cache(TransformersCache):
         super().__init__(layers=with_owned(layers, engine, turn))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Cache":
-        self.engine.check_whole()
+        self.check_whole()
         memo[id(self)] = other = Cache.__new__(Cache)
         vars(other).update(copy.deepcopy(vars(self), memo))
         return other
 
     def __reduce__(self) -> tuple[Any, ...]:
+        self.check_whole()
         layers = [None if isinstance(layer, CacheLayer) else layer for layer in self.layers]
         return _revive, (self.wiring, take(self.engine), layers)
 
@@ -102,14 +104,24 @@ class Cache(TransformersCache):
         Raises:
             InterruptedCacheError: an earlier forward broke off, so that some layers have seen more than others.
         """
-        if layer_idx == 0 and self.wiring.geometry.layers < len(self.layers):
+        if layer_idx == 0:
             self._check_in_step()
         keys, values = super().update(key_states, value_states, layer_idx, *args, **kwargs)
         return keys, values
 
+    def check_whole(self) -> None:
+        """Refuse to speak of a cache whose layers disagree.
+
+        Raises:
+            InterruptedCacheError: a forward over it broke off half way, or was refused behind layers of the library.
+        """
+        self.engine.check_whole()
+        self._check_in_step()
+
+    @outside_graphs
     def _check_in_step(self) -> None:
-        if len({self.get_seq_length(index) for index in range(len(self.layers))}) > 1:
-            msg = "a forward over this cache broke off half way, so its layers disagree; start again with a new cache"
+        if self.library_layers and len({self.get_seq_length(index) for index in range(len(self.layers))}) > 1:
+            msg = "a forward over this cache broke off half way, so its layers disagree; reset it, or make a new cache"
             raise InterruptedCacheError(msg)
 
     def expect(self, prompt_tokens: int) -> None:
@@ -154,8 +166,8 @@ class Cache(TransformersCache):
             UnsupportedOperationError: it cannot be done exactly; the message says why.
             InterruptedCacheError: a forward over the cache broke off half way.
         """
-        count = check_removal(tokens_to_remove)
-        self.engine.check_whole()
+        count = check_removal(tokens_to_remove, self.get_seq_length())
+        self.check_whole()
         if count:
             others = crop_layers(self.library_layers, count)
             if self.ruled_layers:
@@ -172,7 +184,7 @@ class Cache(TransformersCache):
             InputError: these are no rows of the cache.
             InterruptedCacheError: a forward over the cache broke off half way.
         """
-        self._select(beam_idx, "reorder_cache", beam_idx)
+        self._select(beam_idx)
 
     def batch_select_indices(self, indices: Tensor) -> None:
         """Keep some rows, in the order of ``indices``.
@@ -184,7 +196,7 @@ class Cache(TransformersCache):
             InputError: these are no rows of the cache.
             InterruptedCacheError: a forward over the cache broke off half way.
         """
-        self._select(indices, "batch_select_indices", indices)
+        self._select(indices)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Have every row ``repeats`` times, side by side.
@@ -196,8 +208,7 @@ class Cache(TransformersCache):
         if not isinstance(repeats, int) or isinstance(repeats, bool) or repeats < 1:
             msg = f"rows are repeated a whole number of times, 1 or more; got repeats={repeats!r}"
             raise InputError(msg)
-        rows = torch.arange(self.rows).repeat_interleave(repeats)
-        self._select(rows, "batch_repeat_interleave", repeats)
+        self._select(torch.arange(self.rows).repeat_interleave(repeats))
 
     @property
     def rows(self) -> int:
@@ -205,15 +216,19 @@ class Cache(TransformersCache):
         others = (layer.keys.shape[0] for layer in self.library_layers if layer.is_initialized)
         return len(self.engine.clock.tokens) or next(others, 0)
 
-    def _select(self, rows: Tensor, method: str, argument: Tensor | int) -> None:
-        """Let all layers follow; those of the library by their own method."""
+    def _select(self, rows: Tensor) -> None:
+        """Let all layers follow."""
         held = self.rows
-        self.engine.check_whole()
+        self.check_whole()
         if held and (order := check_rows(rows, held)) != [*range(held)]:
             if self.ruled_layers:
                 select(self.engine, order)
             for layer in self.library_layers:
-                getattr(layer, method)(argument)
+                layer.batch_select_indices(torch.tensor(order, device=layer.keys.device))
+
+    def activate_past_recording(self) -> None:
+        """The first thing that assisted decoding asks for; refused before any layer hears of it."""
+        refuse("assisted decoding", "use greedy decoding or sampling")
 
     def kept_positions(self, layer: int) -> list[list[int]]:
         """True positions held in a layer of the model, lane by lane (rows, or rows x KV heads), whatever the tier.
@@ -244,6 +259,7 @@ class Cache(TransformersCache):
         model = self._model() if model is None and self._model is not None else model
         if model is None:
             refuse("save without its model", "it was pickled, or the model is gone; name it: save(path, model)")
+        self.check_whole()
         saving.save(path, self.engine, self.library_layers, unwrap(model))
 
     @classmethod
@@ -271,6 +287,7 @@ class Cache(TransformersCache):
 
     def report(self) -> Report:
         """Bytes by kind, windows by tier, moves."""
+        self.check_whole()
         return make_report(self.engine, storage_bytes(self.library_layers))
 
     def __repr__(self) -> str:

@@ -6,11 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from qevict.hf.layers import text_config
+
 _SIZES = (
     "model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
     "num_key_value_heads", "head_dim", "layer_types", "sliding_window", "rope_parameters", "rms_norm_eps",
 )  # fmt: skip
-"""Entries of a config that decide what keys and values are."""
+"""Entries of a config that are named in a refusal; what else differs shows in the weights."""
 
 _SAMPLED = 32
 """Numbers of each parameter that are looked at, at least, if it has as many."""
@@ -19,10 +21,10 @@ _SAMPLED = 32
 def identity(model: Any) -> dict[str, Any]:
     """A model's class, dtype, sizes and RoPE parameters, and a digest of a sample of each of its weights.
 
-    The sample costs a few milliseconds also for large models; it tells apart checkpoints, not models of which single
-    weights were edited.
+    The sample is small for large models too. It tells apart checkpoints, not models of which single weights were edited
+    nor adapters that are switched on or off.
     """
-    config = model.config.get_text_config()
+    config = text_config(model)
     sizes = {name: getattr(config, name, None) for name in _SIZES}
     return {
         "class": type(model).__name__,

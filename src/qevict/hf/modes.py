@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from qevict.errors import UnsupportedOperationError
+from qevict.errors import InputError, UnsupportedOperationError
 from qevict.hf import compat
 
 _ASSISTED = "assisted decoding takes back tokens that turn out wrong, and what has been evicted cannot come back"
@@ -20,8 +20,8 @@ _REFUSED = {
     "force_words_ids": _FROM_THE_HUB,
     "cache_implementation": _OWN_CACHE,
 }
-_STALE = "hybrid"
-"""A ``cache_implementation`` that checkpoints of Gemma still name; transformers drops it."""
+_STALE = ("cache_implementation", "hybrid")
+"""What checkpoints of Gemma still name; transformers drops it."""
 
 
 def wish(model: Any, kwargs: dict[str, Any], name: str) -> Any:
@@ -29,6 +29,21 @@ def wish(model: Any, kwargs: dict[str, Any], name: str) -> Any:
     configs = (kwargs.get("generation_config"), model.generation_config)
     given = (kwargs.get(name), *(getattr(config, name, None) for config in configs))
     return next((value for value in given if value is not None), None)
+
+
+def rows_per_prompt(model: Any, kwargs: dict[str, Any]) -> int:
+    """Rows that generate makes of one: beams, or sequences to return.
+
+    Raises:
+        InputError: more sequences than beams, or several where all would be the same.
+    """
+    beams, sequences = (wish(model, kwargs, name) or 1 for name in ("num_beams", "num_return_sequences"))
+    if sequences > 1 and sequences > beams and (beams > 1 or not wish(model, kwargs, "do_sample")):
+        msg = (
+            f"num_return_sequences={sequences} needs as many beams (num_beams={beams}), or do_sample=True without beams"
+        )
+        raise InputError(msg)
+    return max(beams, sequences)
 
 
 def refuse_modes(model: Any, kwargs: dict[str, Any], seen: int) -> None:
@@ -56,7 +71,8 @@ def refuse_modes(model: Any, kwargs: dict[str, Any], seen: int) -> None:
     if (wish(model, kwargs, "num_beam_groups") or 1) > 1:
         _refuse("num_beam_groups", _FROM_THE_HUB)
     for name, reason in _REFUSED.items():
-        if (wish(model, kwargs, name) or _STALE) != _STALE:
+        wanted = wish(model, kwargs, name)
+        if wanted and (name, wanted) != _STALE:
             _refuse(name, reason)
 
 

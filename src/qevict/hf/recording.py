@@ -52,8 +52,9 @@ class Recording:
         geometry = engine.wiring.geometry
         shape = (geometry.layers, geometry.q_heads, geometry.kv_heads, geometry.head_dim)
         recorded = (len(self.incoming), first.query.shape[1], first.keys.shape[1], first.keys.shape[3])
-        engine.check_whole()
-        if engine.clock.seen or shape != recorded:
+        cache.check_whole()
+        local = {index for index in range(len(cache.layers)) if index not in cache.ruled_layers}
+        if engine.clock.seen or shape != recorded or local != self.others.keys():
             msg = (
                 f"a recording plays into an empty cache of a model of its own shape; recorded (layers, query heads, KV "
                 f"heads, head_dim) {recorded}, the cache has {shape} and has seen {engine.clock.seen} tokens"

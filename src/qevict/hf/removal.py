@@ -9,11 +9,11 @@ from torch import Tensor
 from qevict.errors import InputError, UnsupportedOperationError
 
 
-def check_removal(tokens_to_remove: object) -> int:
-    """How many tokens a crop takes back.
+def check_removal(tokens_to_remove: object, seen: int) -> int:
+    """How many of the tokens seen a crop takes back.
 
     Raises:
-        InputError: this is no whole number, or it is above 0.
+        InputError: this is no whole number, it is above 0, or no token would be left.
     """
     given = tokens_to_remove
     if isinstance(given, Tensor) and given.ndim == 0 and not given.is_floating_point():
@@ -24,6 +24,9 @@ def check_removal(tokens_to_remove: object) -> int:
     if given > 0:
         msg = f"crop takes 0, or minus the number of tokens to remove from the end; got {given}, a length to keep"
         raise InputError(f"{msg}: give tokens to remove instead")
+    if given and -given >= seen:
+        msg = f"{-given} tokens cannot be taken back from a cache that has seen {seen}: at least 1 must stay"
+        raise InputError(f"{msg}; reset it to empty it")
     return -given
 
 

@@ -18,19 +18,20 @@ from qevict.config import dumps, loads
 from qevict.engine.engine import Engine
 from qevict.engine.snapshot import LayerNumbers, Numbers, Snapshot, restore, take
 from qevict.engine.soundness import disagreement, forms, misplaced
-from qevict.errors import CacheFileError, PolicyFileError, UnsupportedOperationError
+from qevict.errors import CacheFileError, PolicyFileError
 from qevict.hf.identity import identity
+from qevict.hf.library_state import fill, parted
 from qevict.policy import Policy
 
 FORMAT, VERSION = "qevict-cache", "1"
 
-_PLAIN = (int, float, bool, str, type(None))
 _DAMAGED = "is damaged; save the cache again"
+_ENTRIES: dict[str, type] = {"policy": str, "model": dict, "numbers": dict, "library": list}
 
 
 def save(path: str | os.PathLike[str], engine: Engine, library_layers: Sequence[Any], model: Any) -> None:
     """Write a cache; see :meth:`qevict.Cache.save`."""
-    snapshot, library = take(engine), [_parted(layer) for layer in library_layers]
+    snapshot, library = take(engine), [parted(layer) for layer in library_layers]
     tensors = dict(snapshot.tensors)
     for index, (_, own) in enumerate(library):
         tensors |= {f"library.{index}.{name}": tensor for name, tensor in own.items()}
@@ -42,18 +43,6 @@ def save(path: str | os.PathLike[str], engine: Engine, library_layers: Sequence[
     }
     with _replacing(Path(path)) as temporary:
         save_file(tensors, temporary, {"format": FORMAT, "version": VERSION, "content": json.dumps(content)})
-
-
-def _parted(layer: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """What a layer of the library holds: plain values, and tensors; devices and dtypes follow from the tensors."""
-    held = {name: value for name, value in vars(layer).items() if not isinstance(value, torch.device | torch.dtype)}
-    tensors = {name: value.clone(memory_format=torch.contiguous_format) for name, value in held.items()
-               if isinstance(value, Tensor)}  # fmt: skip
-    plain = {name: value for name, value in held.items() if isinstance(value, _PLAIN)}
-    if rest := held.keys() - tensors.keys() - plain.keys():
-        msg = f"a {type(layer).__name__} cannot be saved: {', '.join(sorted(rest))} is neither a tensor nor a number"
-        raise UnsupportedOperationError(msg)
-    return {"type": type(layer).__name__, "values": plain}, tensors
 
 
 @contextlib.contextmanager
@@ -130,7 +119,7 @@ class SavedCache:
         snapshot = Snapshot(own, numbers)
         if (index := misplaced(wiring, snapshot)) is not None:
             self.refuse(f"{_DAMAGED} (windows of layer {index} lie where they cannot)")
-        self._fill_library(library_layers, tensors)
+        self._fill_library(library_layers, tensors, wiring, numbers)
         restore(engine, snapshot)
 
     def refuse(self, what: str) -> None:
@@ -143,24 +132,32 @@ class SavedCache:
         except (SafetensorError, ValueError) as error:
             raise CacheFileError(f"{self.path} {_DAMAGED} ({error})") from None
 
-    def _check_names(self, found: Mapping[str, Tensor], wanted: set[str]) -> None:
+    def _check_names(self, found: Mapping[str, Any], wanted: set[str]) -> None:
         missing, surplus = wanted - found.keys(), found.keys() - wanted
         if missing or surplus:
             self.refuse(
                 f"lacks tensors {sorted(missing)[:3]} and has {sorted(surplus)[:3]} too many; save the cache again"
             )
 
-    def _fill_library(self, layers: Sequence[Any], tensors: Mapping[str, Tensor]) -> None:
-        saved = self.content["library"]
-        if [own["type"] for own in saved] != [type(layer).__name__ for layer in layers]:
-            self.refuse(f"holds layers of the library {saved}, wanted {[type(layer).__name__ for layer in layers]}")
+    def _fill_library(
+        self, layers: Sequence[Any], tensors: Mapping[str, Tensor], wiring: Wiring, numbers: Numbers
+    ) -> None:
+        saved, wanted = self.content["library"], [type(layer).__name__ for layer in layers]
+        if [own["type"] for own in saved] != wanted:
+            self.refuse(f"holds layers of the library {[own['type'] for own in saved]}, wanted {wanted}")
+        seen = (
+            numbers.seen
+            if wiring.geometry.layers
+            else max((layer["values"].get("cumulative_length", 0) for layer in saved), default=0)
+        )
+        left = {name for name in tensors if name.startswith("library.")}
         for index, (layer, own) in enumerate(zip(layers, saved, strict=True)):
             prefix = f"library.{index}."
             held = {n.removeprefix(prefix): tensor for n, tensor in tensors.items() if n.startswith(prefix)}
-            if own["values"].get("is_initialized"):
-                layer.lazy_initialization(held["keys"], held["values"])
-            for name, value in (own["values"] | held).items():
-                setattr(layer, name, value)
+            left -= {prefix + name for name in held}
+            if wrong := fill(layer, own["values"], held, wiring.geometry, len(numbers.tokens), seen):
+                self.refuse(f"{_DAMAGED} (layer {index} of the library: {wrong})")
+        self._check_names(dict.fromkeys(left), set())
 
 
 @contextlib.contextmanager
@@ -189,11 +186,17 @@ def opened(path: str | os.PathLike[str]) -> Iterator[SavedCache]:
 def _content(name: str, metadata: Mapping[str, str]) -> dict[str, Any]:
     try:
         content = json.loads(metadata["content"])
-        missing = {"policy", "model", "numbers", "library"} - content.keys()
+        missing = _ENTRIES.keys() - content.keys()
     except (KeyError, ValueError, AttributeError) as error:
         raise CacheFileError(f"{name} {_DAMAGED} ({error!r})") from None
     if missing:
         raise CacheFileError(f"{name} {_DAMAGED} (its header lacks {sorted(missing)})")
+    for entry, kind in _ENTRIES.items():
+        if not isinstance(content[entry], kind):
+            raise CacheFileError(f"{name} {_DAMAGED} (the {entry} in its header is no {kind.__name__})")
+    if not all(isinstance(own, dict) and {"type", "values"} == own.keys() and isinstance(own["values"], dict)
+               for own in content["library"]):  # fmt: skip
+        raise CacheFileError(f"{name} {_DAMAGED} (the library in its header)")
     return dict(content)
 
 

@@ -110,7 +110,8 @@ def _softcap(config: Any) -> float | None:
 
 def _uncapped(_model: Any, config: Any) -> str | None:
     if _softcap(config) is not None and name_for(config._attn_implementation) == name_for("sdpa"):
-        return f"sdpa ignores its attn_logit_softcapping={_softcap(config)}; load it with attn_implementation='eager'"
+        wanted = f"attn_logit_softcapping={_softcap(config)}"
+        return f"sdpa cannot cap logits as its {wanted} asks; load it with attn_implementation='eager'"
     return None
 
 
