@@ -367,8 +367,9 @@ class TestRefused:
             ({"num_kv_shared_layers": 2}, "keys and values of other layers"),
             ({"use_bidirectional_attention": True}, "not causal"),
             ({"layer_types": ["full_attention", "chunked_attention", "full_attention"]}, "type chunked_attention"),
+            ({"layer_types": ["full_attention", "linear_attention", "full_attention"]}, "type linear_attention"),
         ],
-        ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+        ids=["shared", "bidirectional", "chunked", "linear"],
     )
     def test_what_a_configuration_asks_for(self, changes: dict[str, Any], reason: str) -> None:
         model = tiny("llama")

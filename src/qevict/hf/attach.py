@@ -17,7 +17,7 @@ from qevict.hf.compat import CACHE_ARGUMENT
 from qevict.hf.layers import text_config
 from qevict.hf.modes import refuse_modes, rows_per_prompt
 from qevict.hf.names import name_for
-from qevict.hf.reading import check_ids, read_into
+from qevict.hf.reading import check_ids, check_mask, read_into
 from qevict.hf.recording import Recording, record
 from qevict.hf.support import wire
 from qevict.hf.unwrapping import unwrap
@@ -86,13 +86,15 @@ class Session:
             input_ids: ``[rows, tokens]``: a prompt, or, with ``cache``, only what is new since the cache was filled
                 (what is given is read, so that a context given again is there twice); None with ``inputs_embeds``.
             cache: a cache to go on from, which is changed (fork it to keep it); None for a new one. Each of its rows is
-                repeated for the beams, or the sequences to return, as the inputs are.
+                repeated for the beams, or the sequences to return, as the inputs are. Beams leave it with the last ones
+                that ran, which need not be the answers: go on from a fork that was taken before.
             **kwargs: as ``model.generate`` takes them.
 
         Raises:
             UnsupportedOperationError: assisted decoding, what runs code from the Hub (contrastive search, DoLa, groups
                 of beams, constraints), or cache arguments of the caller's own.
-            InputError: neither input_ids nor inputs_embeds.
+            InputError: neither input_ids nor inputs_embeds; embeddings behind a filled cache; a mask that fits neither
+                what is new nor all tokens, or with pads that some layer could not honour.
         """
         new = kwargs.get("inputs_embeds") if input_ids is None else input_ids
         if new is None:
@@ -105,12 +107,15 @@ class Session:
         cache = self.cache() if cache is None else cache
         if not cache.get_seq_length():
             cache.expect(new.shape[1])
-        else:
-            _check_batch(cache, new)
-            if kwargs.get("attention_mask") is None or kwargs["attention_mask"].shape[1] == new.shape[1]:
-                kwargs["attention_mask"] = _whole_mask(cache, new, kwargs.get("attention_mask"))
-            cache.batch_repeat_interleave(rows_per_prompt(self.model, kwargs))
-        return self.model.generate(input_ids, use_cache=True, **{CACHE_ARGUMENT: cache}, **kwargs)
+            check_mask(kwargs.get("attention_mask"), new.shape[0], (new.shape[1],))
+            return self.model.generate(input_ids, use_cache=True, **{CACHE_ARGUMENT: cache}, **kwargs)
+        _check_turn(cache, input_ids)
+        check_mask(kwargs.get("attention_mask"), new.shape[0], (new.shape[1], cache.get_seq_length() + new.shape[1]))
+        if kwargs.get("attention_mask") is None or kwargs["attention_mask"].shape[1] == new.shape[1]:
+            kwargs["attention_mask"] = _whole_mask(cache, new, kwargs.get("attention_mask"))
+        _check_pads(cache, kwargs["attention_mask"][:, -new.shape[1] :])
+        with _repeated(cache, rows_per_prompt(self.model, kwargs)):
+            return self.model.generate(input_ids, use_cache=True, **{CACHE_ARGUMENT: cache}, **kwargs)
 
 
 @contextmanager
@@ -187,11 +192,36 @@ def _implementations(config: Any) -> dict[str, Any]:
     return own
 
 
-def _check_batch(cache: Cache, inputs: Tensor) -> None:
-    held, rows = cache.rows, inputs.shape[0]
-    if held != rows:
-        msg = f"the cache holds {held} rows, the inputs have {rows}; select or repeat the rows of one of them"
+def _check_turn(cache: Cache, input_ids: Tensor | None) -> None:
+    if input_ids is None:
+        msg = "generate takes embeddings for a whole text, and would skip what the cache has seen of it; give input_ids"
         raise InputError(msg)
+    if cache.rows != input_ids.shape[0]:
+        msg = f"the cache holds {cache.rows} rows, the inputs have {input_ids.shape[0]}"
+        raise InputError(f"{msg}; select or repeat the rows of one of them")
+
+
+def _check_pads(cache: Cache, new: Tensor) -> None:
+    """Pads of a later turn: a turn of one token cannot be one, and a sliding window would count them."""
+    if (cache.library_layers or new.shape[1] == 1) and not bool(new.all()):
+        msg = (
+            "pads in a later turn fill up the windows of sliding layers, and a turn of one token has no room for them; "
+            "give rows of unequal turns one by one, each on its own row of the cache (batch_select_indices of a fork)"
+        )
+        raise InputError(msg)
+
+
+@contextmanager
+def _repeated(cache: Cache, repeats: int) -> Iterator[None]:
+    """Each row as often as generate repeats it; taken back if generate refuses before it reads anything."""
+    seen, rows = cache.get_seq_length(), cache.rows
+    cache.batch_repeat_interleave(repeats)
+    try:
+        yield
+    except Exception:
+        if cache.get_seq_length() == seen and cache.rows == rows * repeats:
+            cache.batch_select_indices(torch.arange(0, rows * repeats, repeats))
+        raise
 
 
 def _whole_mask(cache: Cache, inputs: Tensor, new: Tensor | None) -> Tensor:
@@ -200,8 +230,8 @@ def _whole_mask(cache: Cache, inputs: Tensor, new: Tensor | None) -> Tensor:
     unknown = any(map(operator.lt, clock.unbroken, clock.tokens)) if cache.ruled_layers else True
     if unknown and cache.library_layers:
         msg = (
-            "where the pads of layers lie that the policy does not rule, the cache cannot tell (no layer is ruled, or pads "
-            "lie between turns); give an attention_mask over all tokens, those of the cache and the new ones"
+            "the cache cannot tell where pads lie in layers that the policy does not rule (none is ruled, or pads lie "
+            "between turns); give an attention_mask over all tokens, those of the cache and the new ones"
         )
         raise InputError(msg)
     pads = torch.tensor([clock.seen - own for own in clock.tokens], device=inputs.device)[:, None]

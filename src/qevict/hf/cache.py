@@ -32,8 +32,8 @@ from qevict.policy import Policy
 class Cache(TransformersCache):
     """A KV cache that a policy rules: give it to ``model.generate`` or to a forward while the policy is attached.
 
-    The policy rules the layers that keep every token. Layers with a sliding window stay the library's own: they drop
-    tokens by themselves, and count neither for the budget nor against it.
+    The policy rules the layers that keep every token. Layers with a sliding window stay the library's own, outside of
+    the budget.
 
     State lives here and nowhere else: caches on one model never disturb each other.
 
@@ -155,8 +155,8 @@ class Cache(TransformersCache):
     def crop(self, tokens_to_remove: int | Tensor) -> None:
         """Take the last tokens of every row back, exactly as if they had never come; refused where that cannot be.
 
-        It can be for scorers that remember nothing, if no routing event came with or after these tokens, or if nothing
-        was evicted or encoded yet.
+        It can be for scorers that remember nothing, if no routing event came since, or if nothing was given up yet; and
+        while the text is shorter than the sliding window of any layer.
 
         Args:
             tokens_to_remove: 0, or minus the number of tokens, pads included.
@@ -203,7 +203,6 @@ class Cache(TransformersCache):
 
         Raises:
             InputError: ``repeats`` is no whole number, or below 1.
-            InterruptedCacheError: a forward over the cache broke off half way.
         """
         if not isinstance(repeats, int) or isinstance(repeats, bool) or repeats < 1:
             msg = f"rows are repeated a whole number of times, 1 or more; got repeats={repeats!r}"

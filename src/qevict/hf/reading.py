@@ -25,6 +25,21 @@ def check_ids(input_ids: object) -> int:
     return input_ids.shape[1]
 
 
+def check_mask(mask: object, rows: int, widths: tuple[int, ...]) -> None:
+    """Hold a mask of pads to its form.
+
+    Raises:
+        InputError: it is no tensor ``[rows, tokens]`` of one of these widths.
+    """
+    if mask is None:
+        return
+    if not isinstance(mask, Tensor) or mask.ndim != 2 or mask.shape[0] != rows or mask.shape[1] not in widths:
+        given = f"{tuple(mask.shape)} {mask.dtype}" if isinstance(mask, Tensor) else repr(mask)
+        wanted = " or ".join(str((rows, width)) for width in widths)
+        msg = f"attention_mask is a tensor {wanted}, 1 for tokens and 0 for pads on the left; got {given}"
+        raise InputError(msg)
+
+
 def check_rows(rows: object, held: int) -> list[int]:
     """Indices of rows, on the host.
 
@@ -60,7 +75,9 @@ def read_into(
         chunk_tokens: tokens of one forward; None for all.
     """
     tokens = check_ids(input_ids)
+    check_mask(attention_mask, input_ids.shape[0], (tokens,))
     step = chunk_tokens or tokens
+    attention_mask = None if attention_mask is None else attention_mask.long()
     positions = None if attention_mask is None else (attention_mask.cumsum(1) - 1).clamp(min=0)
     for start in range(0, tokens, step):
         until = min(start + step, tokens)

@@ -1,6 +1,7 @@
 """A prompt that the model reads once, to be taken by the caches of many policies."""
 
 import copy
+from collections.abc import Mapping
 from typing import Any
 
 import attrs
@@ -53,8 +54,8 @@ class Recording:
         shape = (geometry.layers, geometry.q_heads, geometry.kv_heads, geometry.head_dim)
         recorded = (len(self.incoming), first.query.shape[1], first.keys.shape[1], first.keys.shape[3])
         cache.check_whole()
-        local = {index for index in range(len(cache.layers)) if index not in cache.ruled_layers}
-        if engine.clock.seen or shape != recorded or local != self.others.keys():
+        local = {index: layer for index, layer in enumerate(cache.layers) if index not in cache.ruled_layers}
+        if engine.clock.seen or shape != recorded or _forms(local) != _forms(self.others):
             msg = (
                 f"a recording plays into an empty cache of a model of its own shape; recorded (layers, query heads, KV "
                 f"heads, head_dim) {recorded}, the cache has {shape} and has seen {engine.clock.seen} tokens"
@@ -66,6 +67,11 @@ class Recording:
         with plain_arithmetic(first.query.device.type):
             for index, incoming in enumerate(self.incoming):
                 engine.step(index, incoming)
+
+
+def _forms(layers: Mapping[int, Any]) -> dict[int, tuple[type, object]]:
+    """What layers of the library are, and how far back they look."""
+    return {index: (type(layer), getattr(layer, "sliding_window", None)) for index, layer in layers.items()}
 
 
 @attrs.frozen(eq=False)

@@ -1,6 +1,7 @@
 """A cache in a file: safetensors, with everything that is no tensor as JSON in its header; nothing is pickled."""
 
 import contextlib
+import hashlib
 import json
 import os
 import uuid
@@ -18,6 +19,7 @@ from qevict.config import dumps, loads
 from qevict.engine.engine import Engine
 from qevict.engine.snapshot import LayerNumbers, Numbers, Snapshot, restore, take
 from qevict.engine.soundness import disagreement, forms, misplaced
+from qevict.engine.wiring import Wiring
 from qevict.errors import CacheFileError, PolicyFileError
 from qevict.hf.identity import identity
 from qevict.hf.library_state import fill, parted
@@ -41,8 +43,20 @@ def save(path: str | os.PathLike[str], engine: Engine, library_layers: Sequence[
         "numbers": attrs.asdict(snapshot.numbers),
         "library": [plain for plain, _ in library],
     }
+    text = json.dumps(content)
+    metadata = {"format": FORMAT, "version": VERSION, "content": text, "digest": _digest(text, tensors)}
     with _replacing(Path(path)) as temporary:
-        save_file(tensors, temporary, {"format": FORMAT, "version": VERSION, "content": json.dumps(content)})
+        save_file(tensors, temporary, metadata)
+
+
+def _digest(content: str, tensors: Mapping[str, Tensor]) -> str:
+    """Of every byte of a file that says something."""
+    digest = hashlib.sha256(content.encode())
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().cpu().contiguous()
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        digest.update(tensor.flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 @contextlib.contextmanager
@@ -62,11 +76,13 @@ class SavedCache:
 
     Attributes:
         path: its name, for messages.
-        content: the JSON in its header.
+        metadata: the texts in its header.
+        content: the JSON among them.
         file: what gives the tensors.
     """
 
     path: str
+    metadata: Mapping[str, str]
     content: Mapping[str, Any]
     file: Any
 
@@ -120,6 +136,8 @@ class SavedCache:
         if (index := misplaced(wiring, snapshot)) is not None:
             self.refuse(f"{_DAMAGED} (windows of layer {index} lie where they cannot)")
         self._fill_library(library_layers, tensors, wiring, numbers)
+        if self.metadata.get("digest") != _digest(self.metadata["content"], tensors):
+            self.refuse(f"{_DAMAGED} (its bytes are not those that were written)")
         restore(engine, snapshot)
 
     def refuse(self, what: str) -> None:
@@ -145,11 +163,8 @@ class SavedCache:
         saved, wanted = self.content["library"], [type(layer).__name__ for layer in layers]
         if [own["type"] for own in saved] != wanted:
             self.refuse(f"holds layers of the library {[own['type'] for own in saved]}, wanted {wanted}")
-        seen = (
-            numbers.seen
-            if wiring.geometry.layers
-            else max((layer["values"].get("cumulative_length", 0) for layer in saved), default=0)
-        )
+        lengths = [own["values"].get("cumulative_length", 0) for own in saved]
+        seen = numbers.seen if wiring.geometry.layers else max(lengths, default=0)
         left = {name for name in tensors if name.startswith("library.")}
         for index, (layer, own) in enumerate(zip(layers, saved, strict=True)):
             prefix = f"library.{index}."
@@ -180,7 +195,7 @@ def opened(path: str | os.PathLike[str]) -> Iterator[SavedCache]:
         if metadata.get("version") != VERSION:
             msg = f"{name} has version {metadata.get('version')!r} of the format, this qevict reads {VERSION!r}"
             raise CacheFileError(f"{msg}; fill the cache again and save it")
-        yield SavedCache(name, _content(name, metadata), file)
+        yield SavedCache(name, metadata, _content(name, metadata), file)
 
 
 def _content(name: str, metadata: Mapping[str, str]) -> dict[str, Any]:
