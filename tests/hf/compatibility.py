@@ -392,7 +392,8 @@ What works with which family of models, under transformers {versions}.
 The tables are what `tests/hf/test_compatibility.py` finds; `python -m tests.hf.compatibility` writes this page.
 The models are small and random, with all that marks their family: grouped heads, norms of queries and keys, caps, sinks
 as parameters, experts, sliding windows.
-Gemma-2 and GPT-OSS, which have no other, run under `eager`, all others under `sdpa`; the ladder of exactness runs under both.
+Gemma-2 and GPT-OSS, which have no other, run under `eager`, all others under `sdpa`; the ladder of exactness runs under
+both.
 
 Layers with a sliding window stay the library's own, whatever the policy; of "Mistral, sliding" nothing is ruled.
 In a batch, later turns of unequal length are refused with such layers: pads would fill up their windows.

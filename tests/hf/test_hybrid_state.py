@@ -169,7 +169,7 @@ def test_local_layers_in_a_damaged_file(damage: Damage, reason: str, tmp_path: P
     path = tmp_path / "cache"
     with qevict.attach(MODEL, POLICY) as session:
         session.prefill(prompts(60)[0]).save(path)
-        with safe_open(path, framework="pt") as file:  # type: ignore[no-untyped-call]
+        with safe_open(path, framework="pt") as file:
             metadata = file.metadata()
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no dict
         qevict.Cache.load(path, MODEL)
