@@ -17,54 +17,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 from tests.oracle import tiny
 from tests.plain import Plain
-from tests.plain_scorers import Shuffled, Turning
+from tests.plain_policies import TIERS, policies
 from tests.twin import Twin, rules_of
 
 import qevict
-from qevict.contracts.budget import Fraction, Tokens
 from qevict.errors import InputError, InterruptedCacheError, UnsupportedOperationError
-from qevict.ledgers.migration_stable import MigrationStable
-from qevict.policy import Policy, Tier
-from qevict.quantizers.affine import PerChannel, PerToken
 from qevict.registry import Registry
-from qevict.routers.greedy import GreedyTiers
-from qevict.stores.memory import DeviceMemory
 
 MODEL = tiny("llama", num_hidden_layers=2)
-FULL = Tier("full", store=DeviceMemory())
-
-
-def coded(bits: int) -> Tier:
-    return Tier(f"int{bits}", PerChannel(bits), PerToken(bits), store=DeviceMemory())
-
-
-TIERS = {
-    "evict": ((FULL,), (1.0,)),
-    "two tiers": ((FULL, coded(4)), (0.5, 0.5)),
-    "three tiers": ((FULL, coded(8), coded(4)), (0.4, 0.3, 0.3)),
-    "codes only": ((coded(8), coded(2)), (0.6, 0.4)),
-}
-"""Tiers, hot to cold, and their shares."""
-
-
-def policies(tiers: tuple[Tier, ...], shares: tuple[float, ...]) -> st.SearchStrategy[Policy]:
-    """Sizes at which a hundred tokens keep all tiers busy."""
-    return st.builds(
-        Policy,
-        scorer=st.sampled_from([Turning(), Shuffled()]),
-        router=st.just(GreedyTiers(shares)),
-        tiers=st.just(tiers),
-        ledger=st.just(MigrationStable()),
-        budget=st.sampled_from([None, *map(Tokens, (25, 40, 50, 60)), *map(Fraction, (0.4, 0.6, 0.8))]),
-        window_tokens=st.sampled_from([2, 4, 4, 8]),
-        period_tokens=st.integers(1, 9),
-        sink_tokens=st.sampled_from([0, 3, 4]),
-        recent_tokens=st.sampled_from([0, 1, 5, 8]),
-        granularity=st.sampled_from(["row", "kv_head"]),
-        min_tokens=st.sampled_from([0, 0, 0, 40]),
-    )
-
-
 WHICH = st.integers(0, 2)
 LENGTHS = st.integers(1, 90) | st.integers(40, 90)
 SEEDS = st.integers(0, 2**16).map(random.Random)
@@ -164,9 +124,11 @@ class StateMachine(RuleBasedStateMachine):
 
     @rule(which=WHICH, tokens=SEEDS, count=st.integers(1, 10))
     def decode(self, which: int, tokens: random.Random, count: int) -> None:
-        """A few tokens, one by one, unless a prompt is still coming."""
+        """A few tokens, one by one, after what is left of a prompt."""
         twin = self.twin(which)
-        for _ in range(count if twin.plain.rows and not twin.coming else 0):
+        if twin.coming:
+            _read_piece(twin, len(twin.coming[0][0]))
+        for _ in range(count if twin.plain.rows else 0):
             twin.feed(MODEL, [[tokens.randrange(3, 97)] for _ in twin.plain.rows], [[True]] * len(twin.plain.rows))
 
     @rule(which=WHICH, how=st.sampled_from([*CHOICES]), data=st.data())
@@ -182,7 +144,8 @@ class StateMachine(RuleBasedStateMachine):
         twin = self.twin(which)
         if not twin.plain.rows:
             return
-        self.decode(which, data.draw(SEEDS), data.draw(st.integers(0, 4), label="just"))
+        if data.draw(st.booleans(), label="right away"):
+            self.decode(which, data.draw(SEEDS), data.draw(st.integers(1, 4), label="just"))
         slots = data.draw(st.integers(1, 4) | st.integers(1, twin.plain.seen), label="slots")
         if twin.plain.can_crop(slots):
             twin.cache.crop(torch.tensor(-slots) if data.draw(st.booleans(), label="tensor") else -slots)
@@ -233,9 +196,13 @@ def _padded(pads: int, length: int, tokens: random.Random) -> tuple[list[int], l
 def _read(twin: Twin, data: st.DataObject) -> None:
     """The next piece of the prompt."""
     left = len(twin.coming[0][0])
-    width = data.draw(st.integers(1, left), label="piece") if twin.plain.announced else left
+    in_pieces = twin.plain.announced and data.draw(st.booleans(), label="in pieces")
+    _read_piece(twin, data.draw(st.integers(1, left), label="piece") if in_pieces else left)
+
+
+def _read_piece(twin: Twin, width: int) -> None:
     twin.feed(MODEL, [ids[:width] for ids, _ in twin.coming], [valid[:width] for _, valid in twin.coming])
-    twin.coming = [(ids[width:], valid[width:]) for ids, valid in twin.coming] if width < left else []
+    twin.coming = [(ids[width:], valid[width:]) for ids, valid in twin.coming if ids[width:]]
 
 
 def _turn(twin: Twin, data: st.DataObject) -> None:
