@@ -122,14 +122,16 @@ class StateMachine(RuleBasedStateMachine):
         else:
             _turn(twin, data)
 
-    @rule(which=WHICH, tokens=SEEDS, count=st.integers(1, 10))
-    def decode(self, which: int, tokens: random.Random, count: int) -> None:
-        """A few tokens, one by one, after what is left of a prompt."""
+    @rule(which=WHICH, data=st.data())
+    def decode(self, which: int, data: st.DataObject) -> None:
+        """A few tokens, one by one, after what is left of a prompt; some may be taken back."""
         twin = self.twin(which)
         if twin.coming:
             _read_piece(twin, len(twin.coming[0][0]))
-        for _ in range(count if twin.plain.rows else 0):
-            twin.feed(MODEL, [[tokens.randrange(3, 97)] for _ in twin.plain.rows], [[True]] * len(twin.plain.rows))
+        if twin.plain.rows:
+            _steps(twin, data)
+            if data.draw(st.booleans(), label="take back"):
+                _take_back(twin, data)
 
     @rule(which=WHICH, how=st.sampled_from([*CHOICES]), data=st.data())
     def choose_rows(self, which: int, how: str, data: st.DataObject) -> None:
@@ -137,22 +139,6 @@ class StateMachine(RuleBasedStateMachine):
         twin = self.twin(which)
         if twin.plain.rows:
             twin.select(CHOICES[how](twin, data))
-
-    @rule(which=WHICH, data=st.data())
-    def take_back(self, which: int, data: st.DataObject) -> None:
-        """As if the last tokens had never come, some of which may just have come; or refused, and nothing changes."""
-        twin = self.twin(which)
-        if not twin.plain.rows:
-            return
-        if data.draw(st.booleans(), label="right away"):
-            self.decode(which, data.draw(SEEDS), data.draw(st.integers(1, 4), label="just"))
-        slots = data.draw(st.integers(1, 4) | st.integers(1, twin.plain.seen), label="slots")
-        if twin.plain.can_crop(slots):
-            twin.cache.crop(torch.tensor(-slots) if data.draw(st.booleans(), label="tensor") else -slots)
-            twin.plain.crop(slots)
-        else:
-            with pytest.raises((InputError, UnsupportedOperationError)):
-                twin.cache.crop(-slots)
 
     @rule(which=WHICH, how=st.sampled_from([*COPIES]))
     def fork(self, which: int, how: str) -> None:
@@ -213,6 +199,26 @@ def _turn(twin: Twin, data: st.DataObject) -> None:
     twin.feed(MODEL, [ids for ids, _ in turn], [valid for _, valid in turn])
 
 
+def _steps(twin: Twin, data: st.DataObject) -> None:
+    tokens, rows = data.draw(SEEDS), len(twin.plain.rows)
+    for _ in range(data.draw(st.integers(1, 8), label="tokens")):
+        twin.feed(MODEL, [[tokens.randrange(3, 97)] for _ in range(rows)], [[True]] * rows)
+
+
+def _take_back(twin: Twin, data: st.DataObject) -> None:
+    """As if the last tokens had never come, and others instead; or refused, and nothing changes."""
+    untouched = max(1, min(row.since for row in twin.plain.rows))
+    slots = data.draw(st.integers(1, untouched) | st.integers(1, twin.plain.seen), label="slots")
+    if twin.plain.can_crop(slots):
+        twin.cache.crop(torch.tensor(-slots) if data.draw(st.booleans(), label="tensor") else -slots)
+        twin.plain.crop(slots)
+        twin.check()
+        _steps(twin, data)
+    else:
+        with pytest.raises((InputError, UnsupportedOperationError)):
+            twin.cache.crop(-slots)
+
+
 def _break_off(twin: Twin) -> None:
     """A forward that fails between the layers; what is left refuses everything."""
 
@@ -254,7 +260,7 @@ def offered(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("offered", "unchecked")
 @pytest.mark.parametrize("tiers", TIERS)
 def test_any_interleaving(tiers: str) -> None:
-    _run(tiers, 12, 15)
+    _run(tiers, 10, 14)
 
 
 @pytest.mark.exhaustive
