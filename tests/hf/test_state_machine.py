@@ -10,6 +10,7 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
@@ -18,6 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from tests.oracle import tiny
 from tests.plain import Plain
 from tests.plain_policies import TIERS, policies
+from tests.plain_scorers import Shuffled
 from tests.twin import Twin, rules_of
 
 import qevict
@@ -268,3 +270,20 @@ def test_any_interleaving(tiers: str) -> None:
 @pytest.mark.parametrize("tiers", TIERS)
 def test_very_many_interleavings(tiers: str) -> None:
     _run(tiers, 500, 40)
+
+
+@pytest.mark.parametrize("slots", range(1, 12))
+def test_tokens_taken_back_across_events(slots: int) -> None:
+    """The same walk every time, since random ones seldom come by: a turn, single tokens, and back into either."""
+    sizes = {"window_tokens": 2, "period_tokens": 3, "recent_tokens": 8}
+    policy = attrs.evolve(qevict.policies.full(), scorer=Shuffled(), **sizes)
+    with qevict.attach(MODEL, policy) as session:
+        cache = session.cache()
+        twin = Twin(cache, Plain(rules_of(cache)))
+        for width in (30, 7, 1, 1, 1, 1):
+            twin.feed(MODEL, [[*range(5, 5 + width)]], [[True] * width])
+        cache.crop(-slots)
+        twin.plain.crop(slots)
+        for token in range(8):
+            twin.check()
+            twin.feed(MODEL, [[50 + token]], [[True]])
