@@ -275,7 +275,7 @@ def test_very_many_interleavings(tiers: str) -> None:
 @pytest.mark.parametrize("slots", range(1, 12))
 def test_tokens_taken_back_across_events(slots: int) -> None:
     """The same walk every time, since random ones seldom come by: a turn, single tokens, and back into either."""
-    sizes = {"window_tokens": 2, "period_tokens": 3, "recent_tokens": 8}
+    sizes: dict[str, Any] = {"window_tokens": 2, "period_tokens": 3, "recent_tokens": 8}
     policy = attrs.evolve(qevict.policies.full(), scorer=Shuffled(), **sizes)
     with qevict.attach(MODEL, policy) as session:
         cache = session.cache()
