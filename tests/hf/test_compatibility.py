@@ -1,5 +1,7 @@
 """Every cell of the compatibility page: what it says is what happens."""
 
+import re
+
 import pytest
 from tests.hf import compatibility
 from tests.hf.compatibility import DEMANDED, WAYS
@@ -8,6 +10,7 @@ from tests.oracle import FAMILIES
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("way", WAYS)
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # PEFT asks for it
 def test_cell(way: str, family: str) -> None:
     found, told = compatibility.outcome(family, way), compatibility.told(family, way)
     assert found in told.split("\n"), f"write the page anew: python -m tests.hf.compatibility\n{found}"
@@ -16,9 +19,13 @@ def test_cell(way: str, family: str) -> None:
 
 
 def test_the_rest_of_the_page() -> None:
-    found = compatibility.page({(family, way): "works" for family in FAMILIES for way in WAYS})
-    told = compatibility.PAGE.read_text("utf-8")
     assert compatibility.TITLES.keys() == FAMILIES.keys()
-    assert told.split("## Refusals")[0].replace("refused", "works") == found.split("## Refusals")[0].replace(
-        "refused", "works"
-    )
+    made = compatibility.page({(family, way): "works" for family in FAMILIES for way in WAYS})
+    told, wanted = (_without_outcomes(text) for text in (compatibility.PAGE.read_text("utf-8"), made))
+    assert told == wanted
+
+
+def _without_outcomes(page: str) -> str:
+    """Without refusals, and the version that wrote it."""
+    text = page.split("## Refusals")[0].replace("| refused ", "| works ")
+    return re.sub(r"under transformers \S+", "under transformers", text)

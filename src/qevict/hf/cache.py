@@ -166,8 +166,8 @@ class Cache(TransformersCache):
             UnsupportedOperationError: it cannot be done exactly; the message says why.
             InterruptedCacheError: a forward over the cache broke off half way.
         """
-        count = check_removal(tokens_to_remove, self.get_seq_length())
         self.check_whole()
+        count = check_removal(tokens_to_remove, self.get_seq_length())
         if count:
             others = crop_layers(self.library_layers, count)
             if self.ruled_layers:
