@@ -27,5 +27,5 @@ def test_the_rest_of_the_page() -> None:
 
 def _without_outcomes(page: str) -> str:
     """Without refusals, and the version that wrote it."""
-    text = page.split("## Refusals")[0].replace("| refused ", "| works ")
+    text = page.split("## Refusals", maxsplit=1)[0].replace("| refused ", "| works ")
     return re.sub(r"under transformers \S+", "under transformers", text)
