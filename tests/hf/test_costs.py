@@ -6,7 +6,7 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from tests.oracle import prompts, tiny
+from tests.oracle import impls, prompts, tiny
 
 import qevict
 from qevict import policies
@@ -35,9 +35,9 @@ POLICIES = {
 }
 
 
-def run(policy: Any, *lengths: int, steps: int = 17, **sizes: Any) -> list[Operators]:
+def run(policy: Any, *lengths: int, steps: int = 17, family: str = "llama", **sizes: Any) -> list[Operators]:
     """Operator counts of a decode under a policy."""
-    model = tiny("llama", **sizes)
+    model = tiny(family, impl=impls(family)[0], **sizes)
     ids, mask = prompts(*lengths)
     with qevict.attach(model, policy) as session:
         return decode(model, session.prefill(ids, mask), mask, steps)
@@ -53,9 +53,17 @@ def test_no_synchronisation_between_events_and_one_at_an_event(name: str) -> Non
         assert sum(waits.values()) <= (step % 8 == 0), f"step {step} waits: {dict(waits)}"
 
 
-def run_stock(*lengths: int) -> Operators:
+@pytest.mark.parametrize("family", ["gemma2", "gemma3", "gpt_oss", "phi3_partial"])
+def test_caps_sinks_local_layers_and_partial_rope_wait_for_nothing_more(family: str) -> None:
+    counts = run(POLICIES["qevict"], 160, 90, steps=7, family=family)
+    stock = run_stock(160, 90, family=family)
+    for seen in counts:
+        assert not seen.waits - stock.waits
+
+
+def run_stock(*lengths: int, family: str = "llama") -> Operators:
     """What one step of the stock cache asks of the device."""
-    model = tiny("llama")
+    model = tiny(family, impl=impls(family)[0])
     ids, mask = prompts(*lengths)
     with torch.no_grad():
         from transformers import DynamicCache
