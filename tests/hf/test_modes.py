@@ -45,7 +45,7 @@ class TestOptionsOfGenerate:
     )
 
     @pytest.mark.parametrize(
-        ("name", "value", "reason"), OPTIONS, ids=[f"{name}-{value}" for name, value, _ in OPTIONS]
+        ("name", "value", "reason"), OPTIONS, ids=[f"{name}-{number}" for number, (name, *_) in enumerate(OPTIONS)]
     )
     def test_given_to_the_call(self, name: str, value: object, reason: str) -> None:
         model, (ids, _) = tiny(num_hidden_layers=1), prompts(20)
