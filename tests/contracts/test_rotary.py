@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from tests.oracle import tiny
+from tests.ropes import EXACT, changing
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
@@ -15,20 +16,6 @@ from qevict.errors import UnsupportedModelError
 from qevict.hf.rotary import read_rotary
 
 HEAD_DIM = 32
-ORIGINAL = 64
-"""Positions that the scaled tables were made for; the tests go far beyond."""
-
-TABLES: dict[str, dict[str, Any]] = {
-    "default": {},
-    "linear": {"factor": 4.0},
-    "llama3": {
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": ORIGINAL,
-    },
-    "yarn": {"factor": 4.0, "original_max_position_embeddings": ORIGINAL},
-}
 
 
 def llama(rope_type: str, parameters: dict[str, Any]) -> LlamaForCausalLM:
@@ -47,10 +34,10 @@ def llama(rope_type: str, parameters: dict[str, Any]) -> LlamaForCausalLM:
     return model
 
 
-MODELS = {name: llama(name, parameters) for name, parameters in TABLES.items()}
+MODELS = {name: llama(name, parameters) for name, parameters in EXACT.items()}
 
 
-@pytest.fixture(params=TABLES)
+@pytest.fixture(params=EXACT)
 def model(request: pytest.FixtureRequest) -> LlamaForCausalLM:
     return MODELS[request.param]
 
@@ -161,21 +148,7 @@ def test_position_zero_leaves_a_key_as_it_is_up_to_the_amplitude(model: LlamaFor
     assert torch.equal(rotary.rotate(keys, torch.zeros(4, dtype=torch.int64)), keys * rotary.amplitude)
 
 
-@pytest.mark.parametrize(
-    ("rope_type", "parameters"),
-    [
-        ("dynamic", {"factor": 2.0}),
-        (
-            "longrope",
-            {
-                "factor": 4.0,
-                "short_factor": [1.0] * (HEAD_DIM // 2),
-                "long_factor": [2.0] * (HEAD_DIM // 2),
-                "original_max_position_embeddings": ORIGINAL,
-            },
-        ),
-    ],
-)
+@pytest.mark.parametrize(("rope_type", "parameters"), changing(HEAD_DIM).items(), ids=changing(HEAD_DIM))
 def test_tables_that_change_while_generating_are_refused(rope_type: str, parameters: dict[str, Any]) -> None:
     with pytest.raises(UnsupportedModelError, match=f"{rope_type}.*exact are: default, linear, llama3, yarn"):
         read_rotary(llama(rope_type, parameters))
@@ -209,7 +182,7 @@ def test_what_is_no_table_is_refused(frequencies: Tensor, amplitude: float) -> N
 
 
 def test_equal_tables_compare_and_hash_equal() -> None:
-    left, right = read_rotary(MODELS["yarn"]), read_rotary(llama("yarn", TABLES["yarn"]))
+    left, right = read_rotary(MODELS["yarn"]), read_rotary(llama("yarn", EXACT["yarn"]))
     assert left == right
     assert left != Rotary(left.inverse_frequencies, 1.0)
     assert left != Rotary(left.inverse_frequencies * 2, left.amplitude)

@@ -32,8 +32,7 @@ from qevict.policy import Policy
 class Cache(TransformersCache):
     """A KV cache that a policy rules: give it to ``model.generate`` or to a forward while the policy is attached.
 
-    The policy rules the layers that keep every token. Layers with a sliding window stay the library's own, outside of
-    the budget.
+    The policy rules the layers that keep every token; those with a sliding window stay the library's, unbudgeted.
 
     State lives here and nowhere else: caches on one model never disturb each other.
 
