@@ -108,7 +108,8 @@ FORMAT = Check("ruff format", module("ruff", "format", "--check", "."))
 MYPY = Check("mypy", module("mypy"))
 FLOORS = Check("lint-imports", (MAIN.program("lint-imports"),))
 DOCS = Check("mkdocs", module("mkdocs", "build", "--strict", "--quiet"))
-TESTS = Check("pytest", module("pytest", "-n", "auto", "-m", "not real"))
+TESTS = Check("pytest", module("pytest", "-n", "auto", "-m", "not real and not slow and not exhaustive"))
+SLOW = Check("pytest, slow", module("pytest", "-n", "auto", "-m", "slow and not real and not exhaustive"))
 REAL = Check("pytest, real model", module("pytest", "-m", "real and not exhaustive"))
 DEMO = Check("demo", module("qevict.cli", "demo"))
 
@@ -266,10 +267,11 @@ def checks(*table: Check) -> Callable[[Sequence[str]], int]:
 # The commands. A new one is a line here and a word in the Makefile.
 TARGETS: dict[str, tuple[str, Callable[[Sequence[str]], int]]] = {
     "demo": ("compress a document under SmolLM2 and ask about it", checks(DEMO)),
-    "test": ("every check but the real model", checks(RUFF, FORMAT, MYPY, FLOORS, DOCS, TESTS)),
+    "test": ("every check but slow tests and real models", checks(RUFF, FORMAT, MYPY, FLOORS, DOCS, TESTS)),
     "lint": ("style, types, floors", checks(RUFF, FORMAT, MYPY, FLOORS)),
     "docs": ("build the documentation into site/", checks(DOCS)),
     "test-versions": ("the hf tests on the oldest transformers, or on versions that you name", test_versions),
+    "test-slow": ("compatibility, the state machine, programs that are started", checks(SLOW)),
     "test-real": ("the tests on real models", checks(REAL)),
     "clean": ("remove the environment, caches and build outputs", clean),
 }

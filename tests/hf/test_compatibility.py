@@ -8,6 +8,7 @@ from tests.hf.compatibility import DEMANDED, WAYS
 from tests.oracle import FAMILIES
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # PEFT asks for it

@@ -259,6 +259,7 @@ def offered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("qevict.config.files.default_registry", lambda: registry)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("offered", "unchecked")
 @pytest.mark.parametrize("tiers", TIERS)
 def test_any_interleaving(tiers: str) -> None:
