@@ -244,7 +244,8 @@ def test_versions(extra: Sequence[str]) -> int:
         environment = Environment(ROOT / ".venv-torch", ("-e.[test]", *pins))
     elif pins:
         environment = Environment(OLDEST.folder, pins, base=MAIN)
-    argv = environment.module("pytest", "-n", "auto", "-m", "not real and not exhaustive", "tests/hf")
+    quick = "not real and not slow and not exhaustive"  # the last -m counts: `test-versions -m slow` runs the rest
+    argv = environment.module("pytest", "-n", "auto", "-m", quick, "tests/hf")
     check = Check(f"pytest, {' '.join(pins) or 'oldest transformers'}", argv, environment)
     return run_all([check], [word for word in extra if word not in pins])
 
