@@ -13,7 +13,7 @@ from qevict.contracts.quantizer import Quantizer
 from qevict.contracts.router import TierRouter
 from qevict.contracts.scorer import Scorer
 from qevict.contracts.store import Store
-from qevict.contracts.values import Granularity
+from qevict.contracts.values import ATTENDED, Granularity, Positions, RouteAt
 from qevict.errors import PolicyError
 
 _Validator = Callable[[Any, Any, Any], None]
@@ -145,6 +145,12 @@ class Policy:
         dtype: dtype in which full precision is stored (sinks and recent tokens included); None for the model's.
         accounting: ``"exact"`` bills every byte; ``"paper"`` bills codes times 1.05 and nothing else.
         min_tokens: rows shorter than that are left whole.
+        route_at: ``"period"`` routes at the prompt's end and whenever ``period_tokens`` have come; ``"prompt"``
+            compresses once, at the prompt's end, as many papers do: what is decoded stays, and the cache grows by it
+            beyond its budget, which reports name.
+        positions: where attention sees the kept keys: ``"original"`` at their true positions, ``"cache_relative"`` at
+            their places in the cache, as StreamingLLM does (for scorers that keep a suffix).
+        keep_newest: the token just written always stays; False lets it compete as TOVA does, if ``recent_tokens`` is 0.
         strict: raise when what no router sees (sinks, recent tokens, room until the next event) alone exceeds the
             budget; otherwise the report names the overshoot.
 
@@ -167,6 +173,9 @@ class Policy:
     dtype: torch.dtype | None = attrs.field(default=None, validator=_one_of(*_STORED_DTYPES))
     accounting: Accounting = attrs.field(default="exact", validator=_one_of("exact", "paper"))
     min_tokens: int = attrs.field(default=0, validator=_whole_number(0))
+    route_at: RouteAt = attrs.field(default="period", validator=_one_of("period", "prompt"))
+    positions: Positions = attrs.field(default="original", validator=_one_of("original", "cache_relative"))
+    keep_newest: bool = attrs.field(default=True, validator=_yes_or_no)
     strict: bool = attrs.field(default=False, validator=_yes_or_no)
 
     def __attrs_post_init__(self) -> None:
@@ -178,14 +187,9 @@ class Policy:
                 # One head_dim shows whether windows of that length can be encoded; the model's is checked at attach.
                 for quantizer in tier.codec:
                     quantizer.layout(self.window_tokens, 64)
-        missing = self.scorer.needs - (self.scorer.needs if self.backend is None else self.backend.provides)
-        if missing and self.backend is not None:
-            wanted = ", ".join(sorted(need.value for need in missing))
-            msg = (
-                f"scorer {self.scorer.name!r} needs {wanted}, which backend {self.backend.name!r} does not provide; "
-                "use another scorer or backend"
-            )
-            raise PolicyError(msg)
+        _check_newest(self)
+        _check_positions(self)
+        _check_backend(self)
 
     def __deepcopy__(self, _memo: object) -> "Policy":
         return self
@@ -195,8 +199,8 @@ class Policy:
 
     @property
     def protected_tokens(self) -> int:
-        """Recent tokens that are never ranked; the token just written is always one of them."""
-        return max(self.recent_tokens, 1)
+        """Recent tokens that are never ranked; the token just written is one of them, unless it has to compete."""
+        return max(self.recent_tokens, 1) if self.keep_newest else 0
 
     def with_tier(self, name: str, /, **changes: object) -> "Policy":
         """A policy in which one tier is changed: ``policy.with_tier("int2", keys=PerChannel(bits=4), ...)``.
@@ -227,6 +231,41 @@ def _check_looks(scorer: Scorer, period_tokens: int) -> None:
         msg = (
             f"scorer {scorer.name!r} has observe_tokens={observed!r}, but looks at tokens of one routing period, "
             f"period_tokens={period_tokens}; give a whole number from 1 to {period_tokens}, or None for all"
+        )
+        raise PolicyError(msg)
+
+
+def _check_newest(policy: Policy) -> None:
+    if not policy.keep_newest and policy.recent_tokens:
+        msg = (
+            f"keep_newest=False lets the newest token compete, but recent_tokens={policy.recent_tokens} protects it; "
+            f"give recent_tokens=0, or leave keep_newest=True"
+        )
+        raise PolicyError(msg)
+
+
+def _check_positions(policy: Policy) -> None:
+    """Places in the cache follow from the true positions only where sinks and a suffix are kept, as they came."""
+    if policy.positions == "original":
+        return
+    if not policy.scorer.keeps_suffix:
+        msg = (
+            f"positions='cache_relative' serves scorers that keep a suffix, such as Recency; scorer "
+            f"{policy.scorer.name!r} does not; use positions='original'"
+        )
+        raise PolicyError(msg)
+    if len(policy.tiers) > 1 or policy.tiers[0].codec is not None:
+        msg = "positions='cache_relative' serves one tier in full precision; drop the other tiers, or use 'original'"
+        raise PolicyError(msg)
+
+
+def _check_backend(policy: Policy) -> None:
+    missing = set() if policy.backend is None else policy.scorer.needs & ATTENDED - policy.backend.provides
+    if missing and policy.backend is not None:
+        wanted = ", ".join(sorted(need.value for need in missing))
+        msg = (
+            f"scorer {policy.scorer.name!r} needs {wanted}, which backend {policy.backend.name!r} does not provide; "
+            "use another scorer or backend"
         )
         raise PolicyError(msg)
 

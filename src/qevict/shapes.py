@@ -29,6 +29,9 @@ Scores = Float32[Tensor, "lanes windows"]
 Mass = Float32[Tensor, "lanes q_heads windows"]
 """Softmax probability summed over the tokens of a window and over the queries of a forward; per query head."""
 
+MassByQuery = Float32[Tensor, "lanes q_heads queries windows"]
+"""Softmax probability summed over the tokens of a window, by query head and query."""
+
 LaneTokens = Int[Tensor, "lanes tokens"]
 """An integer per token of a forward (a true position, a window column)."""
 

@@ -317,9 +317,8 @@ class TestC15ScoresInFp32:
         scorer = KeyNorm()
         observation = Observation(columns=torch.tensor([[0, 1]]), windows=2, keys=keys)
         state = scorer.update(scorer.start(1, 2, keys.device), observation)
-        windows = Windows(
-            torch.tensor([[0, 8]]), torch.ones(1, 2) > 0, torch.ones(1, 2) > 0, torch.zeros(1, 2).long(), (2,)
-        )
+        there, lengths = torch.ones(1, 2) > 0, torch.tensor([16])
+        windows = Windows(torch.tensor([[0, 8]]), there, there, torch.zeros(1, 2).long(), (2,), lengths=lengths)
         ranks = scorer.rank(state, windows)[IMPORTANCE]
         assert ranks.dtype == torch.float32
         assert ranks[0, 0] > ranks[0, 1]  # short keys are kept

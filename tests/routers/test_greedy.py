@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from qevict.contracts.budget import Bytes
+from qevict.contracts.router import LayerBounds
 from qevict.contracts.scorer import IMPORTANCE
 from qevict.contracts.values import PROTECTED, Costs, Geometry, MovePlan, Windows
 from qevict.engine.wiring import Wiring
@@ -67,6 +68,7 @@ def windows_of(lanes: Sequence[Sequence[Line]]) -> Windows:
         candidate=column(lambda line: line.candidate, torch.bool),
         place=column(lambda line: line.place, torch.int64),
         candidates=tuple(sum(line.candidate for line in lane) for lane in lanes),
+        lengths=torch.full((len(lanes),), 900),
     )
 
 
@@ -296,7 +298,7 @@ def test_windows_of_the_papers_example() -> None:
     wiring = paper_wiring()
     router = wiring.policy.router
     assert isinstance(router, GreedyTiers)
-    by_layer = router.share(100 * MIB, LLAMA_8B)
+    by_layer = router.share(100 * MIB, LLAMA_8B, LayerBounds(0, 100 * MIB))
     assert by_layer == (100 * MIB // 32,) * 32
     assert router.fits(by_layer[0], wiring.tier_bytes) == (30, 533)
     # With the rounded 0.131 MB of the worked example, 534.
@@ -332,7 +334,7 @@ def test_windows_that_fit_are_the_floor_of_the_exact_share(
 @given(st.integers(0, 2**50), st.integers(1, 200))
 def test_layers_share_equally_and_never_more_than_there_is(total: int, layers: int) -> None:
     geometry = Geometry(layers, q_heads=4, kv_heads=2, head_dim=8, dtype=torch.float32)
-    shares = GreedyTiers().share(total, geometry)
+    shares = GreedyTiers().share(total, geometry, LayerBounds(0, total))
     assert len(shares) == layers
     assert len(set(shares)) == 1
     assert total - layers < sum(shares) <= total

@@ -11,9 +11,8 @@ CPU = torch.device("cpu")
 
 def windows_at(positions: torch.Tensor) -> Windows:
     everywhere = torch.ones_like(positions, dtype=torch.bool)
-    return Windows(
-        positions, everywhere, everywhere, torch.zeros_like(positions), (positions.shape[1],) * len(positions)
-    )
+    counts, lengths = (positions.shape[1],) * len(positions), torch.full((len(positions),), 900)
+    return Windows(positions, everywhere, everywhere, torch.zeros_like(positions), counts, lengths=lengths)
 
 
 def test_later_is_better_whatever_the_columns() -> None:
@@ -57,6 +56,6 @@ def test_the_streaming_example() -> None:
     """
     aged = torch.arange(4, 11)[None]
     everywhere = torch.ones_like(aged, dtype=torch.bool)
-    windows = Windows(aged, everywhere, everywhere, torch.zeros_like(aged), (7,))
+    windows = Windows(aged, everywhere, everywhere, torch.zeros_like(aged), (7,), lengths=torch.tensor([12]))
     scores = Recency().rank(Recency().start(1, 7, torch.device("cpu")), windows)[IMPORTANCE][0]
     assert sorted(aged[0][scores.topk(3).indices].tolist()) == [8, 9, 10]

@@ -18,7 +18,8 @@ def test_the_window_with_the_shortest_keys_ranks_highest() -> None:
     keys[:, :, columns[0] == 1] *= 0.01
     scorer, everywhere = KeyNorm(), torch.ones(1, 3, dtype=torch.bool)
     state = scorer.update(scorer.start(1, 3, torch.device("cpu")), Observation(columns, windows=3, keys=keys))
-    windows = Windows(torch.tensor([[1, 3, 5]]), everywhere, everywhere, torch.zeros(1, 3).long(), (3,))
+    places, lengths = torch.zeros(1, 3).long(), torch.tensor([7])
+    windows = Windows(torch.tensor([[1, 3, 5]]), everywhere, everywhere, places, (3,), lengths=lengths)
     assert scorer.rank(state, windows)[IMPORTANCE].argmax(dim=1).tolist() == [1]
 
 

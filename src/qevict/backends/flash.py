@@ -10,7 +10,7 @@ from qevict.backends.fused import fused_operator
 from qevict.backends.masses import Columns, masses
 from qevict.backends.reference import gather_keys, token_extents
 from qevict.contracts.backend import Attended, AttentionBackend, Query, Setting, View
-from qevict.contracts.values import Need
+from qevict.contracts.values import ATTENDED, Need
 from qevict.shapes import Mass
 
 
@@ -28,7 +28,7 @@ class FlashAttention(AttentionBackend):
     """
 
     name: ClassVar[str] = "flash"
-    provides: ClassVar[frozenset[Need]] = frozenset({Need.MASS, Need.KEYS, Need.VALUES})
+    provides: ClassVar[frozenset[Need]] = ATTENDED
 
     def reason(self, setting: Setting) -> str:
         """Which operator attends, and how codes are read."""

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from qevict.backends.logits import capped, sink_logits
 from qevict.contracts.backend import Attended, AttentionBackend, Query, View
-from qevict.contracts.values import Codes, Need
+from qevict.contracts.values import ATTENDED, Codes, Need
 from qevict.shapes import Mass
 
 _QUERY_BLOCK = 128
@@ -24,7 +24,7 @@ class ReferenceAttention(AttentionBackend):
     """
 
     name: ClassVar[str] = "reference"
-    provides: ClassVar[frozenset[Need]] = frozenset({Need.MASS, Need.KEYS, Need.VALUES})
+    provides: ClassVar[frozenset[Need]] = ATTENDED
 
     def attend(self, query: Query, view: View, *, want_mass: bool) -> Attended:
         """Softmax attention over all segments at once."""

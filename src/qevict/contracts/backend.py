@@ -1,6 +1,7 @@
 """The attention backend: attends over whatever mixture results."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from typing import ClassVar
 
 import attrs
@@ -11,7 +12,7 @@ from torch import Tensor
 from qevict.contracts.quantizer import Quantizer
 from qevict.contracts.rotary import Rotary
 from qevict.contracts.values import Codes, Need
-from qevict.shapes import BlockPool, LaneMask, LaneTokens, LaneWindows, Mass, PerLane, Queries, TokenVectors
+from qevict.shapes import BlockPool, LaneMask, LaneTokens, LaneWindows, Mass, MassByQuery, PerLane, Queries, TokenVectors
 
 
 @attrs.frozen(eq=False)
@@ -184,6 +185,7 @@ class AttentionBackend(ABC):
         * Mass of all windows and ``protected_mass`` add up to the number of (non-pad) queries, per query head; sink
           logits take their share from it.
         * ``mass`` alone equals the mass of ``attend`` and never holds an L x L matrix.
+        * ``mass_by_query``, summed over the queries, equals ``mass``.
         * Filler columns and unwritten tokens get a probability of exactly 0.
         * No host synchronisation: every step attends.
 
@@ -205,3 +207,12 @@ class AttentionBackend(ABC):
     @abstractmethod
     def mass(self, query: Query, view: View) -> Mass:
         """The masses only: a second pass beside attention that somebody else computed."""
+
+    def mass_by_query(self, query: Query, view: View) -> MassByQuery:
+        """The masses of each query by itself; meant for a few queries, such as the last of a prompt."""
+        one_by_one = (attrs.evolve(query, vectors=vectors, positions=positions) for vectors, positions in _each(query))
+        return torch.stack([self.mass(one, view) for one in one_by_one], dim=2)
+
+
+def _each(query: Query) -> Iterator[tuple[Tensor, Tensor]]:
+    return zip(query.vectors.split(1, dim=3), query.positions.split(1, dim=1), strict=True)

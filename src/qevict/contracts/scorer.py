@@ -36,6 +36,7 @@ class Scorer(ABC):
         observe_tokens: after the prompt, masses are of the last n tokens before each routing event only; None for all.
             Of a forward with none of these tokens there are no masses: :meth:`update` is not called if the scorer needs
             masses alone, and otherwise gets ``mass=None``.
+        keeps_suffix: of two windows the later one ranks higher, so that what a row keeps behind its sinks is a suffix.
     """
 
     name: ClassVar[str]
@@ -43,6 +44,7 @@ class Scorer(ABC):
     prompt_queries: int | None = None
     prompt_stride: int = 1
     observe_tokens: int | None = None
+    keeps_suffix: ClassVar[bool] = False
 
     @abstractmethod
     def start(self, lanes: int, windows: int, device: torch.device) -> State:

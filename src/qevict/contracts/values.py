@@ -6,12 +6,21 @@ from typing import Literal
 
 import attrs
 import torch
+from jaxtyping import Bool
 from torch import Tensor
 
-from qevict.shapes import LaneMask, LaneTokens, LaneWindows, Mass, TokenVectors
+from qevict.contracts.output import OutputProjection
+from qevict.contracts.rotary import Rotary
+from qevict.shapes import LaneMask, LaneTokens, LaneWindows, Mass, MassByQuery, PerLane, Queries, TokenVectors
 
 Granularity = Literal["row", "kv_head"]
 """Which unit decides on its own: a row (all KV heads share one decision) or each (row, KV head) pair."""
+
+RouteAt = Literal["period", "prompt"]
+"""When windows are routed: at the prompt's end and then by period, or once, at the prompt's end."""
+
+Positions = Literal["original", "cache_relative"]
+"""Where attention sees kept keys: at their true positions, or at their places in the cache."""
 
 PROTECTED = -1
 """Place of a window that has not aged yet: full precision, never ranked."""
@@ -21,8 +30,20 @@ class Need(enum.Enum):
     """What a scorer asks to be shown. What is not declared is not computed."""
 
     MASS = "mass"
+    MASS_BY_QUERY = "mass by query"
+    QUERIES = "queries"
     KEYS = "keys"
     VALUES = "values"
+    POSITIONS = "positions"
+    FIRST_LOOKS = "first looks"
+    PROMPT = "prompt"
+    HELD = "held"
+    ROTARY = "rotary"
+    OUTPUT_PROJECTION = "output projection"
+
+
+ATTENDED = frozenset({Need.MASS, Need.MASS_BY_QUERY})
+"""What comes from the attention backend; everything else the engine shows by itself."""
 
 
 @attrs.frozen
@@ -62,6 +83,9 @@ class Windows:
         candidate: may be ranked now (present and aged).
         place: tier index now, or ``PROTECTED``.
         candidates: how many candidates each lane has, known on the host.
+        lengths: true tokens of each lane.
+        layers: layers whose lanes are here, one after another.
+        lanes_per_row: lanes of one row in one layer, one after another.
     """
 
     positions: LaneWindows
@@ -69,11 +93,36 @@ class Windows:
     candidate: LaneMask
     place: LaneWindows
     candidates: tuple[int, ...]
+    lengths: PerLane = attrs.field(kw_only=True)
+    layers: int = attrs.field(default=1, kw_only=True)
+    lanes_per_row: int = attrs.field(default=1, kw_only=True)
+
+
+@attrs.frozen(eq=False)
+class Held:
+    """Keys and values of everything that a layer holds, as stored: codes decoded, sinks first, then window by window.
+
+    Attributes:
+        keys: rotated.
+        values: likewise by token.
+        positions: true position of each token; -1 for filler and for tokens not written yet, which mean nothing.
+        rotary_positions: by which the keys were rotated.
+        columns: column of each token's window; -1 for sinks, filler and what is not written.
+    """
+
+    keys: TokenVectors
+    values: TokenVectors
+    positions: LaneTokens
+    rotary_positions: LaneTokens
+    columns: LaneTokens
 
 
 @attrs.frozen(eq=False)
 class Observation:
     """What one forward showed of one layer.
+
+    What concerns single queries (``mass_by_query``, ``queries``, ``asked``) comes once for the whole prompt, with the
+    forward that ends it, in however many pieces the prompt was read; all queries that the scorer asked for are there.
 
     Attributes:
         mass: attention mass by window, summed over those queries of this forward that the scorer asked for; 0 in a lane
@@ -86,6 +135,18 @@ class Observation:
         values: the forward's new values; None unless ``Need.VALUES`` is declared.
         columns: column of the window that each new token fell into; -1 for sinks and pads.
         windows: number of columns.
+        ends_prompt: the prompt ends with this forward.
+        mass_by_query: attention mass by query and window; None unless ``Need.MASS_BY_QUERY`` is declared.
+        queries: the queries themselves, as the model rotated them; None unless ``Need.QUERIES`` is declared.
+        asked: true position of each of these queries; -1 for those that the lane was not asked for, which mean nothing.
+        positions: first true position of each column's window, -1 for filler; None unless ``Need.POSITIONS`` is
+            declared.
+        first: lanes of which this forward shows the first queries since their last event; None where there are none, in
+            the prompt, and unless ``Need.FIRST_LOOKS`` is declared.
+        held: everything that is held; with ``Need.PROMPT`` given with the forward that ends the prompt, with
+            ``Need.HELD`` with every forward that ends in a routing event of some row; None otherwise.
+        rotary: turns keys and queries; None unless ``Need.ROTARY`` is declared.
+        output: the layer's output projection; None unless ``Need.OUTPUT_PROJECTION`` is declared.
     """
 
     columns: LaneTokens
@@ -94,14 +155,28 @@ class Observation:
     stands_for: float = attrs.field(default=1.0, kw_only=True)
     keys: TokenVectors | None = None
     values: TokenVectors | None = None
+    ends_prompt: bool = attrs.field(default=False, kw_only=True)
+    mass_by_query: MassByQuery | None = attrs.field(default=None, kw_only=True)
+    queries: Queries | None = attrs.field(default=None, kw_only=True)
+    asked: LaneTokens | None = attrs.field(default=None, kw_only=True)
+    positions: LaneWindows | None = attrs.field(default=None, kw_only=True)
+    first: Bool[Tensor, " lanes"] | None = attrs.field(default=None, kw_only=True)
+    held: Held | None = attrs.field(default=None, kw_only=True)
+    rotary: Rotary | None = attrs.field(default=None, kw_only=True)
+    output: OutputProjection | None = attrs.field(default=None, kw_only=True)
 
-    def sum_by_window(self, amounts: Tensor) -> Tensor:
-        """Add up ``[lanes, tokens]`` amounts of the new tokens by the window that each fell into, in fp32.
+    def sum_by_window(self, amounts: Tensor, columns: Tensor | None = None) -> Tensor:
+        """Add up ``[lanes, tokens]`` amounts of tokens by the window that each fell into, in fp32.
 
         On CUDA the order of the additions, and so the last bit, may vary.
+
+        Args:
+            amounts: by token.
+            columns: of these tokens, such as ``held.columns``; None for the forward's new tokens.
         """
+        columns = self.columns if columns is None else columns
         sums = torch.zeros(amounts.shape[0], self.windows + 1, dtype=torch.float32, device=amounts.device)
-        into = torch.where(self.columns < 0, self.windows, self.columns)
+        into = torch.where(columns < 0, self.windows, columns)
         return sums.scatter_add_(1, into, amounts.float())[:, : self.windows]
 
 

@@ -31,7 +31,7 @@ def choose(policy: Policy, setting: Setting, candidates: Sequence[AttentionBacke
     if policy.backend is not None:
         return Choice(policy.backend, "the policy names it")
     for backend in candidates:
-        reason = backend.reason(setting) if policy.scorer.needs <= backend.provides else None
+        reason = backend.reason(setting) if policy.scorer.needs & ATTENDED <= backend.provides else None
         if reason is not None:
             return Choice(backend, reason)
     return Choice(ReferenceAttention(), f"none of {', '.join(each.name for each in candidates)} suits")

@@ -3,7 +3,7 @@
 import attrs
 import torch
 
-from qevict.contracts.values import Costs, Windows
+from qevict.contracts.values import PROTECTED, Costs, Windows
 from qevict.engine.report import PROTECTED_TIER, bytes_by_tier
 from qevict.engine.wiring import Wiring
 
@@ -62,7 +62,15 @@ def _placed(wiring: Wiring, candidates: int, budget: int | None) -> torch.Tensor
     policy, lanes = wiring.policy, wiring.lanes_per_row
     positions = policy.sink_tokens + policy.window_tokens * torch.arange(candidates).expand(lanes, -1)
     everywhere = torch.ones_like(positions, dtype=torch.bool)
-    windows = Windows(positions, everywhere, everywhere, torch.full_like(positions, -1), (candidates,) * lanes)
+    windows = Windows(
+        positions,
+        everywhere,
+        everywhere,
+        torch.full_like(positions, PROTECTED),
+        (candidates,) * lanes,
+        lengths=torch.full((lanes,), tokens),
+        lanes_per_row=lanes,
+    )
     state = policy.scorer.start(lanes, candidates, positions.device)
     capacities = (wiring.capacity(budget),) * lanes
     plan = policy.router.plan(policy.scorer.rank(state, windows), windows, Costs(wiring.tier_bytes), capacities)

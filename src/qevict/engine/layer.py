@@ -13,7 +13,7 @@ from qevict.contracts.scorer import State
 from qevict.contracts.store import Pool
 from qevict.contracts.values import Codes
 from qevict.engine import records as table
-from qevict.engine.landing import Landing
+from qevict.engine.landing import Landing, per_lane
 from qevict.engine.records import Grid, Records
 from qevict.engine.wiring import Wiring
 from qevict.transfer import to_device
@@ -106,6 +106,10 @@ class Layer:
     def lane_counts(self, rows: Sequence[_T]) -> list[_T]:
         """Host values over rows, repeated for each of their lanes."""
         return [count for count in rows for _ in range(self.wiring.lanes_per_row)]
+
+    def lane_tensor(self, rows: Tensor) -> Tensor:
+        """A tensor over rows, repeated for each of their lanes."""
+        return per_lane(rows, self.wiring.lanes_per_row)
 
     def repack(self, segment: int, regions: Sequence[int]) -> None:
         """Lay a pool out anew with other regions; a lane's live windows move to its first slots, in order."""

@@ -163,7 +163,7 @@ class Stack:
     def windows(self, grid: Grid, arrival: Arrival) -> Windows:
         """What a router may place at this event."""
         layer, layers, records = self.layers[0], len(self.layers), self.records
-        due = layer.lane_counts(arrival.due) * layers
+        due = layer.lane_counts([self._routed(arrival, now) for now in arrival.due]) * layers
         aged = [
             self.wiring.aged_until(tokens) if now else 0
             for tokens, now in zip(layer.lane_counts(arrival.after) * layers, due, strict=True)
@@ -180,7 +180,14 @@ class Stack:
             candidate=grid.present & (window < limit[:, None]),
             place=torch.where(grid.present, place, PROTECTED).long(),
             candidates=candidates,
+            lengths=self.for_every_layer(layer.lane_tensor(arrival.lengths)),
+            layers=layers,
+            lanes_per_row=self.wiring.lanes_per_row,
         )
+
+    def _routed(self, arrival: Arrival, due: bool) -> bool:  # noqa: FBT001 - an entry of an arrival
+        """A row's event ranks its windows, unless its policy compresses once and has done so."""
+        return due and (arrival.in_prompt or self.wiring.policy.route_at == "period")
 
     def state(self, grid: Grid) -> State:
         """The scorer's state of all lanes."""

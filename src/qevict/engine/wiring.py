@@ -9,6 +9,7 @@ import torch
 from qevict.contracts.backend import AttentionBackend, Setting
 from qevict.contracts.quantizer import Quantizer
 from qevict.contracts.rotary import Rotary
+from qevict.contracts.router import LayerBounds
 from qevict.contracts.values import ArraySpec, Geometry, Layout, layout_bytes
 from qevict.engine.choice import Choice, choose
 from qevict.policy import Policy
@@ -219,7 +220,14 @@ class Wiring:
         total = policy.budget.row_bytes(stepped(tokens), self.geometry.token_bytes * layers)
         if policy.accounting == "exact":
             total -= self.row_bytes
-        return tuple(share // self.lanes_per_row for share in policy.router.share(max(total, 0), self.geometry))
+        shares = policy.router.share(max(total, 0), self.geometry, self.layer_bounds(tokens))
+        return tuple(share // self.lanes_per_row for share in shares)
+
+    def layer_bounds(self, tokens: int) -> LayerBounds:
+        """What a layer of a row of ``tokens`` tokens takes at least and at most."""
+        least = self.reserve_bytes
+        most = least + self.aged_until(tokens) * self.tier_bytes[0]
+        return LayerBounds(self.lanes_per_row * least, self.lanes_per_row * most)
 
 
 def stepped(tokens: int) -> int:

@@ -19,6 +19,7 @@ class Recency(Scorer):
 
     name: ClassVar[str] = "recency"
     needs: ClassVar[frozenset[Need]] = frozenset()
+    keeps_suffix: ClassVar[bool] = True
 
     def start(self, lanes: int, windows: int, device: torch.device) -> State:
         """No state."""

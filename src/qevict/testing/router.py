@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 from torch import Tensor
 
-from qevict.contracts.router import TierRouter
+from qevict.contracts.router import LayerBounds, TierRouter
 from qevict.contracts.scorer import IMPORTANCE
 from qevict.contracts.values import PROTECTED, Costs, Geometry, MovePlan, Windows
 from qevict.errors import PolicyError
@@ -59,7 +59,7 @@ class RouterContract(RegisteredContract[TierRouter, RouterCase]):
         total = 1000 * sum(case.setting().tier_bytes) + case.seed
         for layers in (1, 3, 32):
             geometry = Geometry(layers, q_heads=4, kv_heads=2, head_dim=8, dtype=torch.float32)
-            parts = self.part.share(total, geometry)
+            parts = self.part.share(total, geometry, LayerBounds(case.seed, total))
             require(len(parts) == layers, f"{layers} layers get {len(parts)} parts")
             require(min(parts) >= 0 and sum(parts) <= total, f"of {total} bytes, {layers} layers get {parts}")
 

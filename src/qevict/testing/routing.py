@@ -145,6 +145,7 @@ class Question:
             candidate=candidate,
             place=self._table(lambda lane, i: self.place[lane][i] if i in ranked[lane] else PROTECTED, torch.int64),
             candidates=tuple(map(len, ranked)),
+            lengths=torch.tensor([max(line.position for line in lane) + POSITIONS for lane in self.setting.lanes]),
         )
 
     def scores(self) -> Tensor:

@@ -58,7 +58,9 @@ class ScorerCase:
         steps = 1 + (3 * uniform(self.seed, self.lanes, self.windows)).long()
         everywhere = torch.ones(self.lanes, self.windows, dtype=torch.bool)
         places = torch.zeros(self.lanes, self.windows, dtype=torch.int64)
-        return Windows(1 + WINDOW * steps.cumsum(1), everywhere, everywhere, places, (self.windows,) * self.lanes)
+        positions, counts = 1 + WINDOW * steps.cumsum(1), (self.windows,) * self.lanes
+        lengths = positions[:, -1] + WINDOW
+        return Windows(positions, everywhere, everywhere, places, counts, lengths=lengths)
 
     def observations(self, scorer: Scorer) -> list[Observation]:
         """What the forwards show, the first of them a prompt; nothing but what a scorer needs.
@@ -228,7 +230,7 @@ class ScorerContract(RegisteredContract[Scorer, ScorerCase]):
         far, no = torch.full((case.lanes, 1), 900), torch.zeros(case.lanes, 1, dtype=torch.bool)
         present = torch.cat((windows.present, no), dim=1)
         positions, place = torch.cat((windows.positions, far), dim=1), torch.cat((windows.place, far * 0 - 1), dim=1)
-        filled = Windows(positions, present, present, place, windows.candidates)
+        filled = Windows(positions, present, present, place, windows.candidates, lengths=windows.lengths)
         expected = self._rankings(self.part, case)
         for name, ranking in self.part.rank(state, moved(filled, self.device)).items():
             kept = ranking[:, :-1]
