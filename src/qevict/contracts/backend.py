@@ -1,7 +1,6 @@
 """The attention backend: attends over whatever mixture results."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
 from typing import ClassVar
 
 import attrs
@@ -210,9 +209,9 @@ class AttentionBackend(ABC):
 
     def mass_by_query(self, query: Query, view: View) -> MassByQuery:
         """The masses of each query by itself; meant for a few queries, such as the last of a prompt."""
-        one_by_one = (attrs.evolve(query, vectors=vectors, positions=positions) for vectors, positions in _each(query))
-        return torch.stack([self.mass(one, view) for one in one_by_one], dim=2)
-
-
-def _each(query: Query) -> Iterator[tuple[Tensor, Tensor]]:
-    return zip(query.vectors.split(1, dim=3), query.positions.split(1, dim=1), strict=True)
+        vectors, positions = query.vectors.split(1, dim=3), query.positions.split(1, dim=1)
+        each = (
+            attrs.evolve(query, vectors=own, positions=at, known=Known())
+            for own, at in zip(vectors, positions, strict=True)
+        )
+        return torch.stack([self.mass(one, view) for one in each], dim=2)

@@ -7,6 +7,7 @@ import attrs
 from qevict.backends.flash import FlashAttention
 from qevict.backends.reference import ReferenceAttention
 from qevict.contracts.backend import AttentionBackend, Setting
+from qevict.contracts.values import ATTENDED
 from qevict.policy import Policy
 
 CANDIDATES: tuple[AttentionBackend, ...] = (FlashAttention(),)
