@@ -135,6 +135,7 @@ class Observation:
         values: the forward's new values; None unless ``Need.VALUES`` is declared.
         columns: column of the window that each new token fell into; -1 for sinks and pads.
         windows: number of columns.
+        lanes_per_row: lanes of one row, one after another.
         ends_prompt: the prompt ends with this forward.
         mass_by_query: attention mass by query and window; None unless ``Need.MASS_BY_QUERY`` is declared.
         queries: the queries themselves, as the model rotated them; None unless ``Need.QUERIES`` is declared.
@@ -155,6 +156,7 @@ class Observation:
     stands_for: float = attrs.field(default=1.0, kw_only=True)
     keys: TokenVectors | None = None
     values: TokenVectors | None = None
+    lanes_per_row: int = attrs.field(default=1, kw_only=True)
     ends_prompt: bool = attrs.field(default=False, kw_only=True)
     mass_by_query: MassByQuery | None = attrs.field(default=None, kw_only=True)
     queries: Queries | None = attrs.field(default=None, kw_only=True)

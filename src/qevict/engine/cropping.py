@@ -43,7 +43,7 @@ def crop(engine: Engine, slots: int) -> None:
         last = [(own - since, False) for own, since in zip(clock.tokens, clock.since, strict=True)]
         clock.cut(slots, tokens, last)
         hide(engine)
-    elif engine.whole:
+    elif engine.whole and engine.wiring.policy.route_at == "period":
         _rewind(engine, slots, tokens)
     else:
         msg = (

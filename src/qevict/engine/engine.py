@@ -7,7 +7,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from qevict.contracts.backend import Query, View
+from qevict.contracts.backend import View
 from qevict.contracts.values import Need, Observation
 from qevict.engine import event, tally
 from qevict.engine.checks import check_state
@@ -17,6 +17,7 @@ from qevict.engine.forward import Forward, Incoming, check_sizes
 from qevict.engine.landing import Landing, land
 from qevict.engine.layer import Layer
 from qevict.engine.looks import look_at
+from qevict.engine.observing import asked, observe, shows_something
 from qevict.engine.records import Grid
 from qevict.engine.stack import Stack
 from qevict.engine.tally import Tally
@@ -119,7 +120,8 @@ class Engine:
         line = layer.append(keys, values, forward.landing)
         grid = layer.records.grid()
         output, mass = self._attend(layer, grid, incoming, forward)
-        self._score(layer, grid, arrival, _observe(layer, grid, forward, line, mass, keys, values))
+        if self.wiring.policy.scorer.needs or layer.records.state:
+            self._score(layer, grid, arrival, observe(layer, grid, forward, line, mass, incoming))
         if arrival.event:
             self._route(index, forward)
         if index == self.wiring.geometry.layers - 1:
@@ -158,7 +160,7 @@ class Engine:
             history = (incoming.keys, incoming.values) if first else layer.history(arrival.after[0])
             output = incoming.native(*history)
             return output, self._mass(layer, view, incoming, forward) if wanted else None
-        query = _asked(layer, incoming, incoming.query, landing.positions, padded=landing.padded)
+        query = asked(layer, incoming, incoming.query, landing.positions, padded=landing.padded)
         told = wanted and look.everything
         seen = self.wiring.backend.attend(query, view, want_mass=told)
         rows = incoming.query.shape[0]
@@ -168,33 +170,31 @@ class Engine:
     def _mass(self, layer: Layer, view: View, incoming: Incoming, forward: Forward) -> Tensor:
         """A second pass over the queries that count."""
         look = forward.look
-        query = _asked(layer, incoming, incoming.query[:, :, look.slots], look.positions, padded=True)
+        query = asked(layer, incoming, incoming.query[:, :, look.slots], look.positions, padded=True)
         if layer.whole:
             query = attrs.evolve(query, known=look.known)
         return self.wiring.backend.mass(query, view)
 
     def _score(self, layer: Layer, grid: Grid, arrival: Arrival, observation: Observation) -> None:
-        """Score and record; a scorer that looks at masses alone is not called where it wanted no look."""
+        """Score and record; a scorer is not called where nothing that it needs is to be seen."""
         scorer, old = self.wiring.policy.scorer, layer.records.state
-        if observation.mass is None and scorer.needs == {Need.MASS}:
+        if scorer.needs and not shows_something(observation):
             return
-        if old or scorer.needs:
-            state = scorer.update(layer.state(grid), observation)
-            if arrival.event:  # the prompt is one; a look at every token would find nothing else
-                check_state(scorer.name, state, old, grid.shape)
-            layer.remember(grid, state)
+        state = scorer.update(layer.state(grid), observation)
+        if arrival.event:  # the prompt is one; a look at every token would find nothing else
+            check_state(scorer.name, state, old, grid.shape)
+        layer.remember(grid, state)
 
     def _route(self, index: int, forward: Forward) -> None:
-        """End a layer's prompt at once, so that it does not wait uncompressed for the others, if nothing must be asked.
+        """End a layer's prompt at once, so that it does not wait uncompressed for the others.
 
-        Other events wait for the end of the forward, when all layers are routed together.
+        The device is asked if the router does not know how much it moves: once for each layer, for each prompt. Other
+        events wait for the end of the forward, when all layers are routed together, as do layers that share bytes.
         """
-        self.waiting.append(index)
-        if forward.arrival.in_prompt:
-            planned = event.plan(Stack.of([self.layers[index]]), [index], forward.arrival, forward.landing)
-            if planned.foreseen is not None:
-                event.carry_out(planned, planned.foreseen, forward.arrival, forward.landing)
-                self.waiting.pop()
+        if forward.arrival.in_prompt and self.wiring.policy.router.scope != "model":
+            self.route_together([index], forward.arrival, forward.landing, ask=False)
+        else:
+            self.waiting.append(index)
 
     def _finish(self, forward: Forward) -> None:
         """Route what waits, with one question to the device for all layers; then move the clock."""
@@ -238,25 +238,3 @@ class Engine:
     def _ask_for_faults(self) -> None:
         assert self.clock.faults is not None
         refuse(*self.clock.faults.tolist())
-
-
-def _asked(layer: Layer, incoming: Incoming, vectors: Tensor, positions: Tensor, *, padded: bool) -> Query:
-    """Some of a forward's queries, by lane, and what the model does to their logits."""
-    return layer.query(
-        vectors, positions, incoming.scaling, padded=padded, softcap=incoming.softcap, sink_logits=incoming.sink_logits
-    )
-
-
-def _observe(
-    layer: Layer, grid: Grid, forward: Forward, line: Tensor, mass: Tensor | None, keys: Tensor, values: Tensor
-) -> Observation:
-    """What the scorer asked to be shown; new tokens always lie in the dense segment, whose columns come first."""
-    needs, columns = layer.wiring.policy.scorer.needs, line - layer.records.starts[:, :1]
-    return Observation(
-        columns=columns if forward.landing.of_windows is None else torch.where(line < 0, -1, columns),
-        windows=grid.shape[1],
-        mass=mass,
-        stands_for=forward.look.stands_for,
-        keys=keys if Need.KEYS in needs else None,
-        values=values if Need.VALUES in needs else None,
-    )
