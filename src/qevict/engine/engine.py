@@ -22,7 +22,7 @@ from qevict.engine.records import Grid
 from qevict.engine.stack import Stack
 from qevict.engine.tally import Tally
 from qevict.engine.wiring import Wiring
-from qevict.errors import InterruptedCacheError
+from qevict.errors import InterruptedCacheError, UnsupportedOperationError
 
 
 @attrs.define(eq=False)
@@ -131,6 +131,7 @@ class Engine:
     def _arrive(self, index: int, incoming: Incoming) -> Forward:
         if index == 0:
             self.check_whole()
+            self._check_repeated()
             rows = incoming.query.shape[0]
             arrival = self.clock.begin(incoming.valid, incoming.visible, incoming.position_ids, rows)
             assert self.clock.offset is not None
@@ -141,6 +142,17 @@ class Engine:
             self.layers.append(Layer.open(self.wiring, incoming.query.shape[0], incoming.keys.device))
         assert self.forward is not None
         return self.forward
+
+    def _check_repeated(self) -> None:
+        """A prompt that is to be repeated is held until then."""
+        scorer = self.wiring.policy.scorer
+        if Need.RECONSTRUCTION in scorer.needs and not (self.clock.prompted or self.clock.held):
+            msg = (
+                f"scorer {scorer.name!r} lets the model repeat the prompt before it is compressed, which a plain forward "
+                f"cannot do; read the context by cache = session.prefill(context_ids), then go on with "
+                f"session.generate(new_ids, cache=cache)"
+            )
+            raise UnsupportedOperationError(msg)
 
     def _attend(self, layer: Layer, grid: Grid, incoming: Incoming, forward: Forward) -> tuple[Tensor, Tensor | None]:
         """The output, and the masses if the scorer needs them.
@@ -195,6 +207,21 @@ class Engine:
             self.route_together([index], forward.arrival, forward.landing, ask=False)
         else:
             self.waiting.append(index)
+
+    def end_prompt(self) -> None:
+        """End a prompt that was held, with the event that falls at its end."""
+        arrival = self.clock.still((True,) * len(self.clock.tokens), ends_prompt=True)
+        assert self.clock.offset is not None
+        landing = land(self.wiring, arrival, self.clock.offset)
+        with self.change():
+            together = [[*range(len(self.layers))]] if self.wiring.policy.router.scope == "model" else self._each()
+            for indices in together:
+                self.route_together(indices, arrival, landing, ask=False)
+            self.clock.finish(arrival)
+            self.clock.held = False
+
+    def _each(self) -> list[list[int]]:
+        return [[index] for index in range(len(self.layers))]
 
     def _finish(self, forward: Forward) -> None:
         """Route what waits, with one question to the device for all layers; then move the clock."""
