@@ -51,7 +51,7 @@ class TierRouter(ABC):
     name: ClassVar[str]
     scope: Scope = "lane"
     rankings: tuple[str, ...] = (IMPORTANCE,)
-    earlier_wins: ClassVar[bool] = True
+    earlier_wins: bool = True
 
     def share(self, total_bytes: int, geometry: Geometry, bounds: LayerBounds) -> tuple[int, ...]:
         """Split a row's bytes over the layers; equal unless a router says otherwise."""
