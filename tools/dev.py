@@ -32,9 +32,8 @@ ROOT = Path(__file__).resolve().parent.parent
 SCRIPTS = "Scripts" if os.name == "nt" else "bin"
 SUFFIX = ".exe" if os.name == "nt" else ""
 
-# What is installed in editable form, in this order. Sibling distributions of this repository go here:
-# "plugins/qevict-ssd", "baselines", ...
-DISTRIBUTIONS = (".[dev,demo]",)
+# What is installed in editable form, in this order; sibling distributions of this repository go here.
+DISTRIBUTIONS = (".[dev,demo]", "baselines")
 DECIDES_THE_INSTALL = ("build-system", "project")  # tables of pyproject.toml; the rest only configures tools
 PIN = re.compile(r"[\w.-]+==\S+")
 NEEDED_BYTES = 3 * 2**30  # the CUDA build of torch, which pip prefers on Linux, takes twice as much
@@ -123,8 +122,9 @@ def give_up(problem: str, remedy: str, details: Sequence[str] = ()) -> NoReturn:
 
 def fingerprint(environment: Environment) -> str:
     """Digest everything that an installed environment depends on."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
-    asked = [project[table] for table in DECIDES_THE_INSTALL]
+    folders = [ROOT / each.partition("[")[0] for each in DISTRIBUTIONS]
+    projects = [tomllib.loads((folder / "pyproject.toml").read_text("utf-8")) for folder in folders]
+    asked = [project[table] for project in projects for table in DECIDES_THE_INSTALL]
     pins = [path.read_text("utf-8") for path in sorted(ROOT.glob("constraints*.txt"))]
     everything = [sys.version, str(ROOT), environment.wanted, asked, pins]
     return hashlib.sha256(json.dumps(everything, sort_keys=True).encode()).hexdigest()
