@@ -26,7 +26,14 @@ def observed(mass: Tensor, stands_for: float = 1.0) -> Observation:
 def windows_of(lanes: int, windows: int) -> Windows:
     everywhere = torch.ones(lanes, windows, dtype=torch.bool)
     positions = (5 + 8 * torch.arange(windows)).expand(lanes, windows)
-    return Windows(positions, everywhere, everywhere, torch.zeros_like(positions), (windows,) * lanes, lengths=torch.full((lanes,), 900))
+    return Windows(
+        positions,
+        everywhere,
+        everywhere,
+        torch.zeros_like(positions),
+        (windows,) * lanes,
+        lengths=torch.full((lanes,), 900),
+    )
 
 
 def rank(scorer: CumulativeAttention, state: State) -> Tensor:

@@ -147,6 +147,7 @@ class Observation:
             ``Need.HELD`` with every forward that ends in a routing event of some row; None otherwise.
         rotary: turns keys and queries; None unless ``Need.ROTARY`` is declared.
         output: the layer's output projection; None unless ``Need.OUTPUT_PROJECTION`` is declared.
+        lanes_per_row: lanes of one row, one after another.
     """
 
     columns: LaneTokens
@@ -164,6 +165,7 @@ class Observation:
     held: Held | None = attrs.field(default=None, kw_only=True)
     rotary: Rotary | None = attrs.field(default=None, kw_only=True)
     output: OutputProjection | None = attrs.field(default=None, kw_only=True)
+    lanes_per_row: int = attrs.field(default=1, kw_only=True)
 
     def sum_by_window(self, amounts: Tensor, columns: Tensor | None = None) -> Tensor:
         """Add up ``[lanes, tokens]`` amounts of tokens by the window that each fell into, in fp32.
