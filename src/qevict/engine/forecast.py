@@ -38,11 +38,8 @@ def forecast(wiring: Wiring, tokens: int) -> Forecast:
     """Let the router place the windows of a row of ``tokens`` tokens of which nothing was observed."""
     policy, lanes = wiring.policy, wiring.lanes_per_row * wiring.geometry.layers
     token_bytes = wiring.geometry.token_bytes * wiring.geometry.layers
-    counts = torch.zeros(len(policy.tiers) + 1, dtype=torch.long)
-    for budget in wiring.lane_budgets(tokens):
-        counts += _placed(wiring, wiring.aged_until(tokens), budget)
     unranked = wiring.windows_until(tokens) - wiring.aged_until(tokens)
-    *placed, evicted = counts.tolist()
+    *placed, evicted = _placed(wiring, tokens)
     windows = {PROTECTED_TIER: unranked * lanes}
     windows |= {tier.name: count for tier, count in zip(policy.tiers, placed, strict=True)}
     return Forecast(
@@ -57,9 +54,11 @@ def forecast(wiring: Wiring, tokens: int) -> Forecast:
     )
 
 
-def _placed(wiring: Wiring, candidates: int, budget: int | None) -> torch.Tensor:
-    """Windows by tier, and evicted, in all lanes of one layer."""
-    policy, lanes = wiring.policy, wiring.lanes_per_row
+def _placed(wiring: Wiring, tokens: int) -> list[int]:
+    """Windows by tier, and evicted, in all lanes of all layers."""
+    policy, candidates, per_row = wiring.policy, wiring.aged_until(tokens), wiring.lanes_per_row
+    capacities = [wiring.capacity(budget) for budget in wiring.lane_budgets(tokens) for _ in range(per_row)]
+    lanes = len(capacities)
     positions = policy.sink_tokens + policy.window_tokens * torch.arange(candidates).expand(lanes, -1)
     everywhere = torch.ones_like(positions, dtype=torch.bool)
     windows = Windows(
@@ -69,9 +68,9 @@ def _placed(wiring: Wiring, candidates: int, budget: int | None) -> torch.Tensor
         torch.full_like(positions, PROTECTED),
         (candidates,) * lanes,
         lengths=torch.full((lanes,), tokens),
-        lanes_per_row=lanes,
+        layers=wiring.geometry.layers,
+        lanes_per_row=per_row,
     )
     state = policy.scorer.start(lanes, candidates, positions.device)
-    capacities = (wiring.capacity(budget),) * lanes
     plan = policy.router.plan(policy.scorer.rank(state, windows), windows, Costs(wiring.tier_bytes), capacities)
-    return plan.place.flatten().bincount(minlength=len(policy.tiers) + 1)
+    return plan.place.flatten().bincount(minlength=len(policy.tiers) + 1).tolist()
