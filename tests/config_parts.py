@@ -1,7 +1,7 @@
-"""Parts as a plugin could offer them, with options of every type; an entry point can name this module."""
+"""Parts and presets as a plugin could offer them, with options of every type; an entry point can name this module."""
 
 import enum
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, Literal
 
 import attrs
@@ -12,7 +12,10 @@ from qevict.contracts.budget import Budget
 from qevict.contracts.quantizer import Quantizer
 from qevict.contracts.scorer import Scorer, State
 from qevict.contracts.values import Observation, Windows
+from qevict.policies import evict_only
+from qevict.policy import Policy
 from qevict.registry import hookimpl
+from qevict.scorers.cumulative import CumulativeAttention
 
 
 class Mute(Scorer):
@@ -179,3 +182,45 @@ class Doubling(Mute):
 @hookimpl
 def qevict_scorers() -> Iterable[type[Scorer]]:
     return [Everything, Ordered, Plain, Stateful, Needy, Codebook, Bare, Board, Postponed, Limited, Doubling]
+
+
+def composed(
+    budget: Budget | str,
+    *,
+    scorer: Scorer | None = None,
+    how: Literal["plain", "strict"] = "plain",
+    bits: float = 2.5,
+    min_tokens: int | None = None,
+    paper: bool = False,
+    dtype: torch.dtype | None = None,
+) -> Policy:
+    """Takes options of every type, and a part."""
+    if bits > 8:
+        raise ValueError(f"bits={bits} is above 8")
+    return attrs.evolve(
+        evict_only(budget, dtype=dtype),
+        scorer=scorer or CumulativeAttention(),
+        strict=how == "strict",
+        min_tokens=min_tokens or 0,
+        accounting="paper" if paper else "exact",
+    )
+
+
+def by_table(budget: Budget | str, *, table: Tensor | None = None) -> Policy:
+    """Takes what a file cannot hold."""
+    return evict_only(budget)
+
+
+def needs_depth(budget: Budget | str, depth: int, *, sink_tokens: int = 5) -> Policy:
+    """Has no default for its depth."""
+    return evict_only(budget, sink_tokens=sink_tokens, recent_tokens=depth)
+
+
+def no_policy() -> Any:
+    """Is what no preset should be."""
+    return 3
+
+
+@hookimpl
+def qevict_presets() -> Iterable[Callable[..., Policy]]:
+    return [composed, by_table, needs_depth, no_policy]

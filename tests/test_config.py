@@ -444,7 +444,7 @@ def test_ten_mistakes_are_ten_problems(tmp_path: Path) -> None:
         ('preset = "qevict"', {"$.budget": "missing; expected a budget"}),
         (
             'preset = "qevit"\nbudgt = 3',
-            {"$.preset": "expected the name of a preset", "$.budgt": "unknown key; did you"},
+            {"$.preset": "no preset is named 'qevit'; did you mean 'qevict'", "$.budgt": "unknown key; did you"},
         ),
         (
             "preset = 3\nbits = true",
@@ -453,7 +453,7 @@ def test_ten_mistakes_are_ten_problems(tmp_path: Path) -> None:
         ('prset = "full"', {"$.prset": "unknown key; did you mean 'preset'?"}),
         (
             "",
-            {"$.preset": "missing; expected the name of a preset (full, sinks_recent, evict_only, qevict), or in its"},
+            {"$.preset": "missing; expected the name of a preset (evict_only, full, qevict, sinks_recent), or in its"},
         ),
         ('preset = "full"\nbits = 2', {"$.bits": "preset 'full' has no such option; known: preset, dtype"}),
         (
@@ -481,6 +481,58 @@ def test_presets(lines: str, told: dict[str, str]) -> None:
     assert found.keys() == told.keys()
     for path, beginning in told.items():
         assert found[path].startswith(beginning)
+
+
+@pytest.mark.parametrize(
+    ("options", "arguments"),
+    [
+        ("", {}),
+        (
+            'how = "strict"\nbits = 3\nmin_tokens = 7\npaper = true\ndtype = "float16"\nscorer = "recency"',
+            {"scorer": Recency(), "how": "strict", "bits": 3.0, "min_tokens": 7, "paper": True, "dtype": torch.float16},
+        ),
+    ],
+    ids=["short", "all"],
+)
+def test_a_preset_of_a_plugin(options: str, arguments: dict[str, Any]) -> None:
+    """Its own arguments are its options, parts among them; the policy that it returns is written whole."""
+    policy = loads(f'schema = 1\npreset = "composed"\nbudget = "30 %"\n{options}', registry=PLUGINS)
+    assert policy == parts.composed("30 %", **arguments)
+    assert loads(dumps(policy, registry=PLUGINS), registry=PLUGINS) == policy
+
+
+@pytest.mark.parametrize(
+    ("lines", "told"),
+    [
+        ('preset = "composd"', {"$.preset": "no preset is named 'composd'; did you mean 'composed'"}),
+        (
+            'preset = "composed"\nhow = "loud"\nbits = 9\nwindow = 3',
+            {
+                "$.budget": "missing; expected a budget",
+                "$.how": 'expected one of "plain", "strict", got "loud"',
+                "$.bits": "bits=9.0 is above 8",
+                "$.window": "preset 'composed' has no such option",
+            },
+        ),
+        (
+            'preset = "composed"\nbudget = "5 %"\nrouter = "greedy"\nscorer = "recency"',
+            {"$.preset": "a preset brings its own parts and cannot be mixed with router; remove it"},
+        ),
+        (
+            'preset = "by_table"\nbudget = "5 %"\ntable = [1]',
+            {"$.table": "is a torch.Tensor, which a file cannot hold; compose this policy in Python"},
+        ),
+        ('preset = "needs_depth"\nbudget = "5 %"\nsink_tokens = 4', {"$.depth": "missing; expected a whole number"}),
+        ('preset = "no_policy"', {"$": "preset 'no_policy' returns a Policy, got 3"}),
+        ("bits = true", {"$.preset": "missing;", "$.bits": "expected a number or a whole number, got true"}),
+    ],
+    ids=["name", "options", "mixed", "opaque", "required", "result", "undecided"],
+)
+def test_what_is_wrong_with_presets_of_plugins(lines: str, told: dict[str, str]) -> None:
+    found = problems(f"schema = 1\n{lines}", PLUGINS)
+    assert found.keys() == told.keys()
+    for path, beginning in told.items():
+        assert found[path].startswith(beginning), found[path]
 
 
 # ── Refusals: parts of plugins ────────────────────────────────────────────────────────────────────

@@ -85,15 +85,15 @@ class ContractError(QevictError, TypeError):
 
 
 class UnknownPartError(QevictError, LookupError):
-    """No part of that name is registered."""
+    """No part or preset of that name is registered."""
 
 
 class DuplicatePartError(QevictError, ValueError):
-    """Two distributions offer a part under one name."""
+    """Two distributions offer a part, or a preset, under one name."""
 
 
 class PluginError(QevictError, RuntimeError):
-    """An installed plugin could not be loaded, and one of its parts was asked for."""
+    """An installed plugin could not be loaded, and something of it was asked for."""
 
 
 class ModelError(QevictError, RuntimeError):

@@ -21,6 +21,8 @@ def test_json_lists_the_parts() -> None:
     listing = json.loads(done.stdout)
     recency = {"name": "recency", "kind": "scorer", "distribution": "qevict", "entry_point": ""}
     assert any(recency.items() <= part.items() for part in listing["parts"])
+    preset = {"name": "full", "kind": "preset", "distribution": "qevict", "class": "qevict.policies.full"}
+    assert any(preset.items() <= part.items() for part in listing["parts"])
     assert listing["failures"] == listing["disabled"] == []
 
 

@@ -1,15 +1,19 @@
 """`qevict show`: parts, windows and bytes by tier, from presets, files and models."""
 
 import json
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
+import attrs
 import pytest
 import torch
+from tests import config_parts as parts
 from tests.cli.conftest import Invoke
 
 import qevict
 from qevict import policies
-from qevict.errors import ModelError, PolicyError, PolicyFileError
+from qevict.errors import ContractError, ModelError, PolicyError, PolicyFileError, UnknownPartError
+from qevict.registry import Registry, Switches
 
 
 def test_a_person_reads_parts_tiers_and_the_backend(invoke: Invoke) -> None:
@@ -63,3 +67,44 @@ def test_what_cannot_be_shown_is_refused(invoke: Invoke, tmp_path: Path) -> None
 @pytest.mark.parametrize("preset", ["full", "sinks_recent", "evict_only", "qevict"])
 def test_every_preset_can_be_shown(invoke: Invoke, preset: str) -> None:
     assert invoke("show", preset).exit_code == 0
+
+
+@pytest.fixture
+def plugin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plugin with presets is installed."""
+    ours = Registry([EntryPoint("parts", "tests.config_parts", "qevict")], Switches())
+    monkeypatch.setattr("qevict.registry.default_registry", lambda: ours)
+    monkeypatch.setattr("qevict.config.files.default_registry", lambda: ours)
+
+
+@pytest.mark.usefixtures("plugin")
+def test_a_preset_of_a_plugin_can_be_shown(invoke: Invoke, tmp_path: Path) -> None:
+    """Also with options that it does not take itself."""
+    done = invoke("show", "by_table", "--toml", "--budget", "64 MiB", "--dtype", "float16")
+    own = tmp_path / "own.toml"
+    own.write_text(done.stdout, encoding="utf-8")
+    assert qevict.load(own) == attrs.evolve(parts.by_table("64 MiB"), dtype=torch.float16)
+    assert json.loads(invoke("show", "composed", "--json").stdout)["policy"]["budget"] == "20 %"
+
+
+@pytest.mark.usefixtures("plugin")
+@pytest.mark.parametrize(
+    ("preset", "kind", "words"),
+    [
+        ("composd", UnknownPartError, "did you mean 'composed'"),
+        ("needs_depth", PolicyError, "preset 'needs_depth' also needs depth: say so in a TOML file"),
+        ("no_policy", ContractError, "preset 'no_policy' returns a Policy, got 3"),
+    ],
+)
+def test_a_preset_of_a_plugin_that_cannot_be_shown(
+    invoke: Invoke, preset: str, kind: type[Exception], words: str
+) -> None:
+    done = invoke("show", preset)
+    assert isinstance(done.exception, kind)
+    assert words in str(done.exception)
+
+
+def test_a_file_need_not_end_in_toml(invoke: Invoke, tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    own.write_text('schema = 1\npreset = "full"\n', encoding="utf-8")
+    assert invoke("show", str(own)).exit_code == 0

@@ -10,7 +10,7 @@ import pytest
 from qevict.contracts.scorer import Scorer
 from qevict.errors import DuplicatePartError, PluginError, UnknownPartError
 from qevict.registry import PluginWarning, Registry, Switches, default_registry
-from qevict.registry.kinds import CONTRACTS
+from qevict.registry.kinds import KINDS
 from qevict.scorers.recency import Recency
 
 Write = Callable[..., None]
@@ -24,6 +24,7 @@ BUILT_IN = {
     "ledger": ["migration_stable"],
     "backend": ["flash", "reference"],
     "store": ["device"],
+    "preset": ["evict_only", "full", "qevict", "sinks_recent"],
 }
 
 
@@ -40,7 +41,7 @@ def test_the_built_in_parts_are_there_and_whole() -> None:
     inventory = Registry(entry_points=()).inventory()
 
     assert not inventory.failures
-    assert {kind: [p.name for p in inventory.parts if p.kind == kind] for kind in CONTRACTS} == BUILT_IN
+    assert {kind: [p.name for p in inventory.parts if p.kind == kind] for kind in KINDS} == BUILT_IN
     assert {part.source.distribution for part in inventory.parts} == {"qevict"}
 
 

@@ -1,6 +1,7 @@
-"""Every registered part keeps the laws of its contract, by its defaults and in the configurations that matter."""
+"""Every part of this repository keeps the laws of its contract, by default and in the configurations that matter."""
 
 from collections.abc import Mapping
+from importlib.metadata import EntryPoint
 from typing import Any
 
 import pytest
@@ -10,8 +11,8 @@ from qevict.backends.flash import FlashAttention
 from qevict.backends.reference import ReferenceAttention
 from qevict.ledgers.migration_stable import MigrationStable
 from qevict.quantizers.affine import PerChannel, PerToken
-from qevict.registry import Kind, default_registry
-from qevict.registry.kinds import CONTRACTS, Part
+from qevict.registry import Part, Registry, Switches
+from qevict.registry.kinds import CONTRACTS, PartKind
 from qevict.routers.greedy import GreedyTiers
 from qevict.scorers.cumulative import CumulativeAttention
 from qevict.scorers.recency import Recency
@@ -27,7 +28,7 @@ from qevict.testing import (
 )
 from qevict_template import KeyNorm
 
-KITS: Mapping[Kind, type[Contract[Any, Any]]] = {
+KITS: Mapping[PartKind, type[Contract[Any, Any]]] = {
     "scorer": ScorerContract,
     "quantizer": QuantizerContract,
     "router": RouterContract,
@@ -35,6 +36,8 @@ KITS: Mapping[Kind, type[Contract[Any, Any]]] = {
     "backend": BackendContract,
     "store": StoreContract,
 }
+
+REGISTRY = Registry([EntryPoint("baselines", "qevict_baselines.plugin", "qevict")], Switches())
 
 PARTS: tuple[Part, ...] = (
     CumulativeAttention(),
@@ -55,7 +58,7 @@ PARTS: tuple[Part, ...] = (
 )
 
 
-def kind_of(part: Part) -> Kind:
+def kind_of(part: Part) -> PartKind:
     return next(kind for kind, contract in CONTRACTS.items() if isinstance(part, contract))
 
 
@@ -65,7 +68,7 @@ for number, part in enumerate(PARTS):
 
 
 @pytest.mark.parametrize("kind", CONTRACTS)
-def test_every_registered_part_has_a_line_here(kind: Kind) -> None:
-    offered = {each.part for each in default_registry().inventory().parts if each.kind == kind}
+def test_every_part_of_this_repository_has_a_line_here(kind: PartKind) -> None:
+    offered = {each.part for each in REGISTRY.inventory().parts if each.kind == kind}
     missing = offered - {type(part) for part in PARTS}
     assert not missing, f"add an instance of each to PARTS: {missing}"

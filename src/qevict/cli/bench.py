@@ -33,7 +33,7 @@ def needle(
     *,
     policy: Annotated[
         list[str] | None,
-        typer.Option("--policy", help="A TOML file to measure beside the built-in field; may be repeated."),
+        typer.Option("--policy", help="A preset or a TOML file to measure beside the built-in field; may be repeated."),
     ] = None,
     budget: Annotated[
         list[str] | None,

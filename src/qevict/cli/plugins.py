@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def plugins(*, as_json: JsonOption = False) -> None:
-    """List all parts, whose they are, and which plugins failed and why."""
+    """List all parts and presets, whose they are, and which plugins failed and why."""
     inventory = _inventory()
     if as_json:
         typer.echo(json.dumps(_as_json(inventory), indent=2))
@@ -41,7 +41,9 @@ def _as_json(inventory: "Inventory") -> dict[str, list[dict[str, str | None]]]:
 
 
 def _part(offer: "Offer") -> dict[str, str | None]:
-    where = {"class": f"{offer.part.__module__}.{offer.part.__qualname__}"}
+    from qevict.registry.kinds import path_of
+
+    where = {"class": path_of(offer.part)}
     return {"name": offer.name, "kind": offer.kind, **attrs.asdict(offer.source), **where}
 
 

@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import attrs
 import typer
 
-from qevict.errors import PolicyError
+from qevict.errors import PolicyError, UnknownPartError
 
 if TYPE_CHECKING:
     import torch
 
     from qevict.policy import Policy
+    from qevict.registry import Preset
 
 DEFAULT_BUDGET = "20 %"
 
-PolicyArgument = Annotated[
-    str, typer.Argument(metavar="POLICY", help="A preset (full, sinks_recent, evict_only, qevict) or a TOML file.")
-]
+_POLICY = "A preset (full, sinks_recent, evict_only, qevict), one of a plugin (see `qevict plugins`), or a TOML file."
+PolicyArgument = Annotated[str, typer.Argument(metavar="POLICY", help=_POLICY)]
 BudgetOption = Annotated[
     str | None,
     typer.Option(
@@ -51,29 +51,46 @@ def read_policy(text: str, budget: str | None = None, dtype: StoredDtype | None 
     """The policy that a name or a file stands for, with what the options change.
 
     Raises:
-        PolicyError: no preset has that name, the file cannot be read, or an option is not allowed.
+        PolicyError: the file cannot be read, or an option is not allowed.
+        UnknownPartError: no preset has that name, and there is no such file.
+        PluginError: the plugin that offers the preset could not be loaded.
     """
     import qevict
-    from qevict.config.problems import did_you_mean
-    from qevict.policies import PRESETS
 
     changes: dict[str, Any] = {} if dtype is None else {"dtype": _dtype(dtype)}
-    if text in PRESETS:
-        preset = PRESETS[text]
-        if "budget" in inspect.signature(preset).parameters:
-            changes["budget"] = DEFAULT_BUDGET if budget is None else budget
-        elif budget is not None:
-            raise PolicyError(f"preset {text!r} has no budget; leave --budget out")
-        return preset(**changes)
-    if not _is_file(text):
-        raise PolicyError(f"no preset is named {text!r}, and files end in .toml{did_you_mean(text, [*PRESETS])}")
+    if preset := _find_preset(text):
+        return attrs.evolve(_compose(preset, budget), **changes)
     if budget is not None:
         changes["budget"] = budget
     return attrs.evolve(qevict.load(text), **changes)
 
 
-def _is_file(text: str) -> bool:
-    return text.endswith(".toml") or Path(text).is_file()
+def _find_preset(text: str) -> "Preset | None":
+    """The preset of that name; None for a file."""
+    from qevict.registry import default_registry
+
+    if text.endswith(".toml"):
+        return None
+    try:
+        return default_registry().get("preset", text)
+    except UnknownPartError as error:
+        if Path(text).is_file():
+            return None
+        raise UnknownPartError(f"{error}\n  files of policies end in .toml") from error
+
+
+def _compose(preset: "Preset", budget: str | None) -> "Policy":
+    from qevict.registry.presets import policy_of
+
+    name, parameters = preset.__name__, inspect.signature(preset).parameters
+    others = [each.name for each in parameters.values() if each.default is each.empty and each.name != "budget"]
+    if others:
+        raise PolicyError(f"preset {name!r} also needs {', '.join(others)}: say so in a TOML file, and name that file")
+    if "budget" in parameters:
+        return policy_of(preset, budget=DEFAULT_BUDGET if budget is None else budget)
+    if budget is not None:
+        raise PolicyError(f"preset {name!r} has no budget; leave --budget out")
+    return policy_of(preset)
 
 
 def _dtype(name: StoredDtype) -> "torch.dtype":

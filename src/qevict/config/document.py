@@ -2,20 +2,21 @@
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Final, cast
 
 import attrs
 
-from qevict.config.forms import Choice, Scalar
+from qevict.config.forms import BudgetText, Form, OneOf, Scalar
 from qevict.config.grammar import Record, annotations_of, form_of, recipe_of
-from qevict.config.problems import did_you_mean, gathering, refuse, suggestion
+from qevict.config.problems import blame, did_you_mean, gathering, refuse, suggestion
 from qevict.config.recipes import Check, Option, Recipe
 from qevict.contracts.budget import Fraction
-from qevict.policies import PRESETS
+from qevict.errors import QevictError
 from qevict.policy import Policy
-from qevict.registry import Registry
+from qevict.registry import Preset, Registry
+from qevict.registry.presets import policy_of
 
 SCHEMA: Final = 1
 """The version of the schema that is read and written."""
@@ -27,11 +28,6 @@ _PARTS: Final = tuple(field.name for field in attrs.fields(Policy) if field.defa
 _VERSION: Final = Option(
     "schema", Scalar(f"the version of the schema, a whole number: {SCHEMA}", (int,), int), required=True
 )
-_NAMES: Final = Choice(
-    f"the name of a preset ({', '.join(PRESETS)}), or in its place all parts of a policy ({', '.join(_PARTS)})",
-    tuple(PRESETS.items()),
-)
-_PRESET: Final = Option("preset", _NAMES, required=True)
 
 
 def read_document(document: Mapping[str, object], registry: Registry) -> Policy:
@@ -47,11 +43,12 @@ def read_document(document: Mapping[str, object], registry: Registry) -> Policy:
             f"version {version} is not supported, this qevict reads {SCHEMA}; "
             f"take a qevict that reads it, or write the file anew with schema = {SCHEMA}",
         )
+    preset = _preset_of(document, registry)
     with gathering() as attempt:
         with attempt():
-            _refuse_mixture(document)
+            _refuse_mixture(document, preset)
         with attempt():
-            policy = _Document(_recipe(document, registry)).read(document, ROOT)
+            policy = _Document(_recipe(document, preset, registry)).read(document, ROOT)
     return cast("Policy", policy)
 
 
@@ -65,16 +62,29 @@ def write_document(policy: Policy, registry: Registry) -> dict[str, object]:
     return {"schema": SCHEMA} | {key: table[key] for key in sorted(table, key=_PARTS.__contains__)}
 
 
-def _recipe(document: Mapping[str, object], registry: Registry) -> Recipe:
-    name, parts = document.get("preset"), set(_PARTS).intersection(document)
-    if isinstance(name, str) and name in PRESETS and not parts:
-        return _Preset(name, registry)
-    return recipe_of(Policy, registry) if parts and "preset" not in document else _undecided(registry)
+def _preset_of(document: Mapping[str, object], registry: Registry) -> Preset | None:
+    """The preset that a file names; None for none, and for one that cannot be had, which reading the name tells."""
+    name = document.get("preset")
+    with contextlib.suppress(QevictError):
+        return registry.get("preset", name) if isinstance(name, str) else None
+    return None
 
 
-def _refuse_mixture(document: Mapping[str, object]) -> None:
-    parts = [part for part in _PARTS if part in document]
-    if "preset" in document and parts:
+def _recipe(document: Mapping[str, object], preset: Preset | None, registry: Registry) -> Recipe:
+    if preset is not None and not _mixed(document, preset):
+        return _Preset(preset, registry)
+    whole = "preset" not in document and not set(_PARTS).isdisjoint(document)
+    return recipe_of(Policy, registry) if whole else _undecided(registry)
+
+
+def _mixed(document: Mapping[str, object], preset: Preset) -> list[str]:
+    """The parts that a file gives beside a preset that does not take them."""
+    taken = inspect.signature(preset).parameters
+    return [part for part in _PARTS if part in document and part not in taken]
+
+
+def _refuse_mixture(document: Mapping[str, object], preset: Preset | None) -> None:
+    if preset is not None and (parts := _mixed(document, preset)):
         these = ", ".join(parts)
         refuse(f"{ROOT}.preset", f"a preset brings its own parts and cannot be mixed with {these}; remove it, or these")
 
@@ -96,21 +106,44 @@ class _Document(Recipe):
         return self._inner.build(**values)
 
 
+@attrs.frozen
+class _PresetName(Form):
+    """A preset by its name."""
+
+    registry: Registry
+
+    @property
+    def what(self) -> str:
+        presets, parts = ", ".join(_presets(self.registry)), ", ".join(_PARTS)
+        return f"the name of a preset ({presets}), or in its place all parts of a policy ({parts})"
+
+    def read(self, raw: object, at: str) -> object:
+        if not isinstance(raw, str):
+            raise self.wrong(raw, at)
+        with blame(at):
+            return self.registry.get("preset", raw)
+
+    def write(self, value: object, at: str) -> object:
+        refuse(at, "is a preset; what is written is the policy that it returns")
+
+
 class _Preset(Recipe):
     """A preset; its options are the arguments of its function."""
 
-    def __init__(self, name: str, registry: Registry) -> None:
-        super().__init__(_call_preset, (_PRESET, *_arguments(PRESETS[name], registry)))
-        self._name = name
+    def __init__(self, preset: Preset, registry: Registry) -> None:
+        self._preset = preset
+        self._arguments = _arguments(preset, registry)
+        super().__init__(policy_of, (_named_preset(registry), *self._arguments))
 
     def checks(self, values: Mapping[str, object], given: Iterable[str]) -> Iterator[Check]:
         """Where the options do not work together, try each without the others."""
-        required = [option.key for option in self.options if option.required and option is not _PRESET]
-        # What presets require is a budget; where it is wrong, the options are judged all the same.
-        anything = Fraction(1)
-        call = partial(PRESETS[self._name], **{key: values.get(key, anything) for key in required})
+        required = [option for option in self._arguments if option.required]
+        # Where a budget is wrong, the options are judged all the same; nothing else can be stood in for.
+        if any(option.key not in values and option.form != BudgetText() for option in required):
+            return
+        call = partial(self._preset, **{option.key: values.get(option.key, Fraction(1)) for option in required})
         others = {
-            key: each for key, each in values.items() if key in self.known and key not in {*required, _PRESET.key}
+            option.key: values[option.key] for option in self._arguments if not option.required and option.key in values
         }
         with contextlib.suppress(Exception):
             call(**others)
@@ -124,20 +157,34 @@ class _Preset(Recipe):
             return f"preset {self._name!r} leaves it as it is; {whole}"
         return f"preset {self._name!r} has no such option{did_you_mean(key, self.known)}"
 
+    @property
+    def _name(self) -> str:
+        return str(self._preset.__name__)
+
 
 def _undecided(registry: Registry) -> Recipe:
     """For a file that names no preset and has no parts, or both: every option there is."""
-    options = [option for preset in PRESETS.values() for option in _arguments(preset, registry)]
-    options += recipe_of(Policy, registry).options
-    known = {option.key: attrs.evolve(option, required=False) for option in options}
-    return Recipe(dict, (_PRESET, *known.values()))
+    options = [option for name in _presets(registry) for option in _arguments(registry.get("preset", name), registry)]
+    forms: dict[str, list[Form]] = {}
+    for option in [*options, *recipe_of(Policy, registry).options]:
+        known = forms.setdefault(option.key, [])
+        known += [option.form] if option.form not in known else []
+    every = (
+        Option(key, known[0] if len(known) == 1 else OneOf(tuple(known)), required=False)
+        for key, known in forms.items()
+    )
+    return Recipe(dict, (_named_preset(registry), *every))
 
 
-def _call_preset(*, preset: Callable[..., Policy], **options: object) -> Policy:
-    return preset(**options)
+def _presets(registry: Registry) -> list[str]:
+    return [each.name for each in registry.inventory().parts if each.kind == "preset"]
 
 
-def _arguments(preset: Callable[..., Policy], registry: Registry) -> list[Option]:
+def _named_preset(registry: Registry) -> Option:
+    return Option("preset", _PresetName(registry), required=True)
+
+
+def _arguments(preset: Preset, registry: Registry) -> list[Option]:
     hints = annotations_of(preset)
     return [
         Option(name, form_of(hints.get(name), registry), required=parameter.default is parameter.empty)

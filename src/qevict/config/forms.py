@@ -221,7 +221,7 @@ class Opaque(Form):
 
     @property
     def what(self) -> str:
-        return f"a {self.annotation}, which a file cannot hold; compose this part in Python"
+        return f"a {self.annotation}, which a file cannot hold; compose this policy in Python"
 
     def read(self, raw: object, at: str) -> object:
         refuse(at, f"is {self.what}")

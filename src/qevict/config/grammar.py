@@ -21,7 +21,7 @@ from qevict.config.recipes import Fields, Recipe
 from qevict.contracts.budget import Budget
 from qevict.errors import UnknownPartError
 from qevict.registry import Registry
-from qevict.registry.kinds import CONTRACTS, Kind, hook_name
+from qevict.registry.kinds import CONTRACTS, PartKind, hook_name, path_of
 
 
 def form_of(hint: object, registry: Registry) -> Form:
@@ -83,7 +83,7 @@ class Record(Form):
 class Part(Form):
     """A part by its registered name: the name alone, or a table of it and the part's options."""
 
-    kind: Kind
+    kind: PartKind
     contract: type
     registry: Registry
 
@@ -141,11 +141,6 @@ class _Plain(Recipe):
 
     def unknown(self, key: str) -> str:
         return "unknown key; this part takes no options from a file, since its class is not made by attrs"
-
-
-def path_of(cls: type) -> str:
-    """The class, with its module."""
-    return f"{cls.__module__}.{cls.__qualname__}"
 
 
 def _refuse_state(part: object, at: str) -> None:

@@ -1,7 +1,7 @@
-"""The built-in parts. They come through the same hooks as everybody else's."""
+"""The built-in parts and presets. They come through the same hooks as everybody else's."""
 # ruff: noqa: PLC0415 - a part is imported when parts are asked for, not when a plugin imports `hookimpl`
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from qevict.contracts.backend import AttentionBackend
 from qevict.contracts.ledger import Ledger
@@ -9,6 +9,7 @@ from qevict.contracts.quantizer import Quantizer
 from qevict.contracts.router import TierRouter
 from qevict.contracts.scorer import Scorer
 from qevict.contracts.store import Store
+from qevict.policy import Policy
 from qevict.registry.hookspecs import hookimpl
 
 
@@ -60,3 +61,11 @@ def qevict_stores() -> Iterable[type[Store]]:
     from qevict.stores.memory import DeviceMemory
 
     return [DeviceMemory]
+
+
+@hookimpl
+def qevict_presets() -> Iterable[Callable[..., Policy]]:
+    """Compositions of the built-in parts."""
+    from qevict.policies import PRESETS
+
+    return PRESETS.values()

@@ -1,11 +1,12 @@
-"""The whole extension surface: one hook for each kind of part.
+"""The whole extension surface: one hook for each kind of part, and one for presets.
 
 A plugin is a module that implements some of these functions and marks each with :data:`hookimpl`; an entry
-point of the group ``qevict`` names the module. No logic passes through a hook: it hands over classes, once,
-for look-ups by name. The name of a part is the ``name`` on its class.
+point of the group ``qevict`` names the module. No logic passes through a hook: it hands over classes or
+functions, once, for look-ups by name. The name of a part is the ``name`` on its class, that of a preset the name of
+its function.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import pluggy
 
@@ -15,6 +16,7 @@ from qevict.contracts.quantizer import Quantizer
 from qevict.contracts.router import TierRouter
 from qevict.contracts.scorer import Scorer
 from qevict.contracts.store import Store
+from qevict.policy import Policy
 
 hookspec = pluggy.HookspecMarker("qevict")
 hookimpl = pluggy.HookimplMarker("qevict")
@@ -49,3 +51,8 @@ def qevict_backends() -> Iterable[type[AttentionBackend]]:  # type: ignore[empty
 @hookspec
 def qevict_stores() -> Iterable[type[Store]]:  # type: ignore[empty-body]
     """Offer stores: classes that say where bytes live."""
+
+
+@hookspec
+def qevict_presets() -> Iterable[Callable[..., Policy]]:  # type: ignore[empty-body]
+    """Offer presets: functions that return a policy; files give their arguments by name."""

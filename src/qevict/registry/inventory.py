@@ -8,7 +8,7 @@ from typing import NoReturn
 import attrs
 
 from qevict.errors import DuplicatePartError, PluginError, UnknownPartError
-from qevict.registry.kinds import CONTRACTS, Kind
+from qevict.registry.kinds import KINDS, Kind, Offered
 from qevict.registry.loading import Failure, Haul, Offer, Source
 from qevict.registry.switches import DISABLE, same_name
 
@@ -18,7 +18,7 @@ class Inventory:
     """The outcome of loading all plugins.
 
     Attributes:
-        parts: usable parts, by kind and name.
+        parts: usable parts and presets, by kind and name.
         failures: what could not be loaded, and the losers of clashes.
         disabled: plugins that the environment keeps out.
         clashes: the message for each name that several distributions offer.
@@ -29,12 +29,12 @@ class Inventory:
     disabled: tuple[Source, ...] = ()
     clashes: Mapping[tuple[Kind, str], str] = attrs.field(factory=dict)
 
-    def find(self, kind: Kind, name: str) -> type | None:
-        """The class of that name, if there is exactly one."""
+    def find(self, kind: Kind, name: str) -> Offered | None:
+        """The class, or preset, of that name, if there is exactly one."""
         return next((each.part for each in self.parts if (each.kind, each.name) == (kind, name)), None)
 
     def explain_miss(self, kind: Kind, name: str) -> NoReturn:
-        """Say why there is no such part, and what could be meant.
+        """Say why there is no such part or preset, and what could be meant.
 
         Raises:
             DuplicatePartError: several distributions offer it.
@@ -78,8 +78,7 @@ def settle(haul: Haul, disabled: Sequence[Source] = ()) -> Inventory:
         if len(rivals) > 1:
             clashes[kind, name] = text = _clash(rivals, owner)
             haul.refuse([each for each in rivals if each is not owner], DuplicatePartError(text))
-    order = list(CONTRACTS)
-    parts.sort(key=lambda each: (order.index(each.kind), each.name))
+    parts.sort(key=lambda each: (KINDS.index(each.kind), each.name))
     return Inventory(tuple(parts), tuple(haul.failures), tuple(disabled), clashes)
 
 

@@ -12,7 +12,7 @@ import pluggy
 from qevict.errors import ContractError, PluginError
 from qevict.registry import hookspecs
 from qevict.registry.checks import checked, name_of
-from qevict.registry.kinds import CONTRACTS, Kind, hook_name
+from qevict.registry.kinds import KINDS, Kind, Offered, hook_name, path_of
 from qevict.registry.switches import Switches
 
 
@@ -40,15 +40,19 @@ class Source:
 
 @attrs.frozen
 class Offer:
-    """A class that passed the checks."""
+    """A class or a preset that passed the checks."""
 
     kind: Kind
-    name: str
-    part: type
+    part: Offered
     source: Source
 
+    @property
+    def name(self) -> str:
+        """What it is looked up by."""
+        return str(getattr(self.part, "__name__" if self.kind == "preset" else "name"))
+
     def __str__(self) -> str:
-        return f"{self.source.plugin}: {self.part.__module__}.{self.part.__qualname__}"
+        return f"{self.source.plugin}: {path_of(self.part)}"
 
 
 @attrs.frozen
@@ -58,8 +62,8 @@ class Failure:
     Attributes:
         source: whose it is.
         cause: the exception, in one line.
-        kind: the kind of part that is missing; None if the whole plugin is.
-        name: the name that the part would have had, where known.
+        kind: the kind of what is missing; None if the whole plugin is.
+        name: the name that it would have had, where known.
     """
 
     source: Source
@@ -143,7 +147,7 @@ def _wire(plugin: object) -> dict[Kind, pluggy.HookCaller]:
     """
     manager = pluggy.PluginManager("qevict")
     manager.add_hookspecs(hookspecs)
-    allowed = ", ".join(map(hook_name, CONTRACTS))
+    allowed = ", ".join(map(hook_name, KINDS))
     try:
         manager.register(plugin)
         manager.check_pending()
@@ -155,15 +159,15 @@ def _wire(plugin: object) -> dict[Kind, pluggy.HookCaller]:
             f"{plugin!r} implements no hook; let the entry point name a module with at least one of "
             f"{allowed}, marked with @qevict.registry.hookimpl"
         )
-    return {kind: callers[hook_name(kind)] for kind in CONTRACTS if hook_name(kind) in callers}
+    return {kind: callers[hook_name(kind)] for kind in KINDS if hook_name(kind) in callers}
 
 
 def _take(kind: Kind, hook: pluggy.HookCaller, source: Source, haul: Haul) -> None:
     answers = hook()
-    classes = answers[0] if answers else None
-    if not isinstance(classes, Iterable) or isinstance(classes, str | bytes):
-        raise ContractError(f"{hook_name(kind)} returns an iterable of classes, got {classes!r}")
-    for offered in classes:
+    offers = answers[0] if answers else None
+    if not isinstance(offers, Iterable) or isinstance(offers, str | bytes):
+        what = "functions" if kind == "preset" else "classes"
+        raise ContractError(f"{hook_name(kind)} returns an iterable of {what}, got {offers!r}")
+    for offered in offers:
         with haul.guard(source, kind, name_of(offered)):
-            part = checked(offered, kind)
-            haul.offers.append(Offer(kind, part.name, part, source))  # type: ignore[attr-defined]  # just checked
+            haul.offers.append(Offer(kind, checked(offered, kind), source))

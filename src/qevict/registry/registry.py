@@ -1,4 +1,4 @@
-"""Names to classes."""
+"""Names to classes and presets."""
 
 import functools
 import importlib.metadata
@@ -6,7 +6,7 @@ import threading
 import warnings
 from collections.abc import Iterable
 from importlib.metadata import EntryPoint
-from typing import Final, Literal, cast, overload
+from typing import Final, Literal, overload
 
 from qevict.contracts.backend import AttentionBackend
 from qevict.contracts.ledger import Ledger
@@ -17,7 +17,7 @@ from qevict.contracts.store import Store
 from qevict.errors import PluginError, UnknownPartError
 from qevict.registry import builtins
 from qevict.registry.inventory import Inventory, settle
-from qevict.registry.kinds import CONTRACTS, Kind, Part
+from qevict.registry.kinds import KINDS, Part, PartKind, Preset
 from qevict.registry.loading import Haul, Source, load, source_of
 from qevict.registry.switches import Switches
 from qevict.version import own_version
@@ -31,7 +31,7 @@ class PluginWarning(UserWarning):
 
 
 class Registry:
-    """Finds parts by name: the built-in ones, then those of installed plugins.
+    """Finds parts and presets by name: the built-in ones, then those of installed plugins.
 
     Plugins are imported when a name is not built in, or when everything is listed, and never before.
 
@@ -61,18 +61,21 @@ class Registry:
     @overload
     def get(self, kind: Literal["store"], name: str) -> type[Store]: ...
     @overload
-    def get(self, kind: str, name: str) -> type[Part]: ...
-    def get(self, kind: str, name: str) -> type[Part]:
-        """The class of that kind and name.
+    def get(self, kind: PartKind, name: str) -> type[Part]: ...
+    @overload
+    def get(self, kind: Literal["preset"], name: str) -> Preset: ...
+    @overload
+    def get(self, kind: str, name: str) -> type[Part] | Preset: ...
+    def get(self, kind: str, name: str) -> type[Part] | Preset:
+        """The class, or the preset, of that kind and name.
 
         Raises:
             UnknownPartError: there is none; the message says what there is.
             DuplicatePartError: several distributions offer it.
             PluginError: a plugin that has, or offers, that name could not be loaded.
         """
-        if kind not in CONTRACTS:
-            raise UnknownPartError(f"no kind of part is named {kind!r}; the kinds are {', '.join(CONTRACTS)}")
-        kind = cast("Kind", kind)
+        if kind not in KINDS:
+            raise UnknownPartError(f"no kind of part is named {kind!r}; the kinds are {', '.join(KINDS)}")
         found = self._load_builtins().find(kind, name) or self._load_all().find(kind, name)
         if found is None:
             self._load_all().explain_miss(kind, name)
@@ -100,7 +103,7 @@ class Registry:
 
     def _load_plugins(self, ours: Inventory) -> Inventory:
         if self._loading:
-            raise PluginError("a plugin asked the registry for a part while it was being loaded; ask later")
+            raise PluginError("a plugin asked the registry for something while it was being loaded; ask later")
         self._loading = True
         try:
             haul, disabled = Haul(self._switches, [*ours.parts], [*ours.failures]), []
@@ -124,5 +127,5 @@ class Registry:
 
 @functools.cache
 def default_registry() -> Registry:
-    """The registry of this process: the built-in parts and all installed plugins."""
+    """The registry of this process: what is built in, and all installed plugins."""
     return Registry()

@@ -43,6 +43,13 @@ def top_flat(scores: Rows, count: int, order: Order = earlier_first) -> list[lis
     return [sorted(position for other, position in chosen if other == head) for head in range(len(scores))]
 
 
+def top_over_layers(layers: Attention, count: int, order: Order = earlier_first) -> list[list[list[int]]]:
+    """Positions per layer and head of the highest of all scores; later layers' heads come after earlier ones'."""
+    flat = top_flat([row for scores in layers for row in scores], count, order)
+    heads = len(layers[0])
+    return [flat[layer * heads : (layer + 1) * heads] for layer in range(len(layers))]
+
+
 def mean(row: Row) -> float:
     return math.fsum(row) / len(row)
 

@@ -21,6 +21,7 @@ from tests.baselines.slow.basics import (
     over_queries,
     ranked,
     top_flat,
+    top_over_layers,
     with_window,
 )
 
@@ -110,10 +111,7 @@ def kept_over_layers(
 ) -> list[list[list[int]]]:
     """Layer-DefensiveKV: ``layers[layer]`` are scores; each window gets its layer's maximum, and all layers compete.
 
-    So a layer of low risk can lose tokens of its window, or all tokens of a head. Equal scores: ``order``, in which the
-    heads of later layers come after those of earlier ones.
+    So a layer of low risk can lose tokens of its window, or all tokens of a head.
     """
-    rows = [row for scores in layers for row in with_window(scores, window, highest(scores))]
-    flat = top_flat(rows, int(len(rows[0]) * share * len(rows)), order)
-    heads = len(layers[0])
-    return [flat[layer * heads : (layer + 1) * heads] for layer in range(len(layers))]
+    rows = [with_window(scores, window, highest(scores)) for scores in layers]
+    return top_over_layers(rows, int(len(rows[0][0]) * share * len(rows[0]) * len(rows)), order)

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from tests.baselines.slow.basics import Attention, top
+from tests.baselines.slow.basics import Attention, group_mean, top
 
 Held = Sequence[Sequence[tuple[int, float]]]
 """Per head, in order: positions that are held, each with the attention that it has received while it was held."""
@@ -41,14 +41,8 @@ def positions(held: Held) -> list[list[int]]:
 
 def group_attention(attention: Attention, kv_heads: int) -> list[list[list[float]]]:
     """Mean over the query heads of each KV head: the paper has as many of one as of the other."""
-    size = len(attention) // kv_heads
-    return [
-        [
-            [math.fsum(cells) / size for cells in zip(*rows, strict=True)]
-            for rows in zip(*attention[head * size : (head + 1) * size], strict=True)
-        ]
-        for head in range(kv_heads)
-    ]
+    by_query = [group_mean(rows, kv_heads) for rows in zip(*attention, strict=True)]
+    return [list(rows) for rows in zip(*by_query, strict=True)]
 
 
 def averages(attention: Attention) -> list[list[float]]:

@@ -1,9 +1,10 @@
 """KVzip (arXiv 2505.23416): the attention that a context receives while the model repeats it.
 
 The context is cached. A repeat prompt and then the context's own tokens go through the model, chunk by chunk.
+The best stay: of all layers (``top_over_layers``) or, as an option, of each layer (``top_flat``).
 """
 
-from tests.baselines.slow.basics import Attention, Order, Row, Rows, dot, earlier_first, softmax, top_flat
+from tests.baselines.slow.basics import Attention, Row, Rows, dot, softmax
 
 
 def importance(queries: Attention, chunk: Attention, own: Attention, sinks: Attention) -> list[list[float]]:
@@ -37,15 +38,3 @@ def attention(query: Row, sinks: Rows, cached: Rows, own: Rows) -> list[float]:
 def with_sinks(scores: Rows, sinks: int = 4) -> list[list[float]]:
     """The first tokens of the context get one, which no attention reaches."""
     return [[1.0 if at < sinks else score for at, score in enumerate(row)] for row in scores]
-
-
-def kept_over_layers(layers: Attention, keep: int, order: Order = earlier_first) -> list[list[list[int]]]:
-    """The ``keep`` best of all heads of all layers."""
-    flat = top_flat([row for scores in layers for row in scores], keep, order)
-    heads = len(layers[0])
-    return [flat[layer * heads : (layer + 1) * heads] for layer in range(len(layers))]
-
-
-def kept(scores: Rows, keep: int, order: Order = earlier_first) -> list[list[int]]:
-    """The ``keep`` best of all heads of one layer: the option with equal layers."""
-    return top_flat(scores, keep, order)
