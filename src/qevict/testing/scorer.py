@@ -125,10 +125,10 @@ class ScorerContract(RegisteredContract[Scorer, ScorerCase]):
 
     @law("Rows are strangers: a row's scores depend on that row alone.")
     def test_a_row_scores_alone_as_among_others(self, case: ScorerCase) -> None:
-        together = self._rankings(self.part, case)
+        together, shown = self._rankings(self.part, case), self._observations(case)
         for row in range(case.rows):
             first = row * case.lanes_per_row
-            seen = [observed_row(each, row) for each in self._observations(case)]
+            seen = [observed_row(each, row) for each in shown]
             lanes = slice(first, first + case.lanes_per_row)
             _same(self._alone(case, seen, lanes), _lanes_of(together, lanes), f"row {row}, among others")
 
@@ -137,9 +137,9 @@ class ScorerContract(RegisteredContract[Scorer, ScorerCase]):
         given_that=STRANGERS,
     )
     def test_a_lane_scores_alone_as_among_others(self, case: ScorerCase) -> None:
-        together = self._rankings(self.part, case)
+        together, shown = self._rankings(self.part, case), self._observations(case)
         for lane in range(case.lanes):
-            seen = [observed_lane(each, lane) for each in self._observations(case)]
+            seen = [observed_lane(each, lane) for each in shown]
             lanes = slice(lane, lane + 1)
             _same(self._alone(case, seen, lanes), _lanes_of(together, lanes), f"lane {lane}, among others")
 
