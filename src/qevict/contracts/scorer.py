@@ -39,8 +39,10 @@ class Scorer(ABC):
     Laws:
         * Pure: neither the state nor the observation is changed; equal input, equal output.
         * fp32, whatever dtype the model computes in.
-        * Lanes are strangers: a lane's scores depend on that lane alone.
+        * Rows are strangers: a row's scores depend on that row alone.
+        * Lanes are strangers, unless ``lanes_share_row``: a lane's scores depend on that lane alone.
         * Results depend on a window's position and history, never on its column or storage slot.
+        * What an observation says to mean nothing (tokens not written, queries not asked for) changes nothing.
         * No host synchronisation (no ``.item()``, ``nonzero`` or boolean indexing).
         * Which queries are looked at is decided row by row, as it would be for that row alone.
 
@@ -55,6 +57,7 @@ class Scorer(ABC):
         repeats: how the prompt is repeated, with ``Need.RECONSTRUCTION``: ``session.prefill`` does so, at two to three
             times the cost of reading it.
         keeps_suffix: of two windows the later one ranks higher, so that what a row keeps behind its sinks is a suffix.
+        lanes_share_row: scores of a row's lanes may depend on one another, as where a head counts by its share of all.
     """
 
     name: ClassVar[str]
@@ -64,6 +67,7 @@ class Scorer(ABC):
     observe_tokens: int | None = None
     repeats: Repeats | None = None
     keeps_suffix: ClassVar[bool] = False
+    lanes_share_row: ClassVar[bool] = False
 
     @abstractmethod
     def start(self, lanes: int, windows: int, device: torch.device) -> State:
