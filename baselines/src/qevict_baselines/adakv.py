@@ -8,10 +8,12 @@ import attrs
 import torch
 from torch import Tensor
 
-from qevict.contracts.router import TierRouter
+from qevict.contracts.budget import Budget
+from qevict.contracts.router import Scope, TierRouter
 from qevict.contracts.scorer import IMPORTANCE
-from qevict.contracts.values import Costs, MovePlan, Windows
+from qevict.contracts.values import Costs, MovePlan, RouteAt, Windows
 from qevict.errors import PolicyError
+from qevict.policy import Policy
 from qevict.routers.filling import best, fill, named, rank_candidates, top_up
 from qevict.routers.sharing import (
     Groups,
@@ -24,6 +26,9 @@ from qevict.routers.sharing import (
     valid_part,
     valid_shares,
 )
+from qevict_baselines.composing import evicting
+from qevict_baselines.pooling import Pool
+from qevict_baselines.snapkv import ObservationWindow
 
 Floor = Literal["blend", "hard"]
 """What a head is sure of: its share is blended with the uniform one, or its best windows come before all others."""
@@ -33,6 +38,17 @@ Budgets = Callable[[Tensor, Tensor], Tensor]
 
 Select = Callable[[Tensor, Tensor], Tensor]
 """Which of the remaining windows each head takes for its budget, as a mask."""
+
+
+def shared(_instance: object, _attribute: object, value: object) -> None:
+    """Lanes share.
+
+    Raises:
+        PolicyError: the scope is neither a layer nor the model.
+    """
+    if value not in ("layer", "model"):
+        msg = f"scope is 'layer' (its heads share) or 'model' (those of all layers do); got {value!r}"
+        raise PolicyError(msg)
 
 
 def _valid_floor(_instance: object, _attribute: object, value: object) -> None:
@@ -64,13 +80,14 @@ class AdaptiveHeads(TierRouter):
         shares: part of the bytes for each tier, hot to cold.
         alpha: weight of the uniform share, 1 for equal budgets; 0.2 in the authors' command line and in kvpress.
         floor: what a head is sure of.
+        scope: "layer" (default, the paper's), or "model" to let the heads of all layers share.
     """
 
     name: ClassVar[str] = "adaptive_heads"
-    scope = "layer"
     shares: tuple[float, ...] = attrs.field(default=(1.0,), converter=as_shares, validator=valid_shares)
     alpha: float = attrs.field(default=0.2, validator=valid_part)
     floor: Floor = attrs.field(default="blend", validator=_valid_floor)
+    scope: Scope = attrs.field(default="layer", validator=shared)
 
     def check(self, tiers: int) -> None:
         """One share per tier."""
@@ -133,4 +150,34 @@ def _not_above(budgets: Tensor, slots: Tensor) -> Tensor:
     later = torch.ones(budgets.shape[1], budgets.shape[1], dtype=torch.bool, device=budgets.device).triu(1)
     own, other = budgets[:, :, None], budgets[:, None, :]
     before = ((other > own) | ((other == own) & later)).sum(-1)
-    return budgets - (before < excess)
+    return budgets - (before < excess).long()
+
+
+def adakv(
+    budget: Budget | str,
+    *,
+    alpha: float = 0.2,
+    floor: Floor = "blend",
+    observed_tokens: int = 32,
+    kernel: int = 7,
+    pool: Pool = "max",
+    route_at: RouteAt = "prompt",
+    dtype: torch.dtype | None = None,
+) -> Policy:
+    """SnapKV's scores; heads share their layer's budget by where its highest scores are (Ada-SnapKV).
+
+    AdaKV (Feng et al., arXiv 2407.11550), algorithm 1: see :class:`AdaptiveHeads` and
+    :class:`~qevict_baselines.snapkv.ObservationWindow`. Bytes per kept token as for SnapKV, ragged over the heads.
+
+    Args:
+        budget: bytes per row.
+        alpha: weight of the uniform share; 0.2 as in the authors' command line.
+        floor: "blend" (default, the authors'), or "hard", as kvpress has it.
+        observed_tokens: the observation window, which every head keeps; 32 as in the authors' code.
+        kernel: 7 as in the authors' code.
+        pool: "max" as in the authors' code.
+        route_at: "prompt" (default, the paper's), or "period" to hold the budget while decoding.
+        dtype: dtype in which full precision is stored; None for the model's.
+    """
+    scorer, router = ObservationWindow(observed_tokens, kernel, pool), AdaptiveHeads(alpha=alpha, floor=floor)
+    return evicting(budget, scorer, router, recent_tokens=observed_tokens, route_at=route_at, dtype=dtype)

@@ -4,14 +4,21 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import attrs
+import torch
 from torch import Tensor
 
+from qevict.contracts.budget import Budget
 from qevict.contracts.router import TierRouter
 from qevict.contracts.scorer import IMPORTANCE
-from qevict.contracts.values import Costs, MovePlan, Windows
+from qevict.contracts.values import Costs, MovePlan, RouteAt, Windows
+from qevict.policy import Policy
 from qevict.routers.filling import best, counted, fill, named, rank_candidates, top_up
 from qevict.routers.sharing import Groups, as_shares, check_tiers, part_of, room_of, valid_part, valid_shares
 from qevict_baselines.adakv import AdaptiveHeads, fill_heads
+from qevict_baselines.composing import evicting
+from qevict_baselines.output_norms import OutputNorms
+from qevict_baselines.pooling import Pool
+from qevict_baselines.snapkv import ObservationWindow
 
 ATTENTION = "attention"
 """The ranking by which the first stage chooses; the second goes by the ranking that all routers read."""
@@ -76,7 +83,7 @@ class AdaptiveTwoStages(TierRouter):
     name: ClassVar[str] = "adaptive_two_stages"
     scope = "layer"
     rankings = (ATTENTION, IMPORTANCE)
-    heads: AdaptiveHeads = AdaptiveHeads()
+    heads: AdaptiveHeads = attrs.field(factory=AdaptiveHeads)
     first_share: float = attrs.field(default=0.5, validator=valid_part)
 
     def check(self, tiers: int) -> None:
@@ -104,3 +111,65 @@ class AdaptiveTwoStages(TierRouter):
 def best_of_two(first: Tensor, second: Tensor, among: Tensor, slots: Tensor, first_share: float) -> Tensor:
     """Part of the slots by the first ranks, the rest by the second; arguments as of ``best``."""
     return top_up(best(first, among, part_of(slots, first_share)), second, among, slots)
+
+
+def criticalkv(
+    budget: Budget | str,
+    *,
+    first_share: float = 0.5,
+    observed_tokens: int = 32,
+    kernel: int = 5,
+    pool: Pool = "average",
+    route_at: RouteAt = "prompt",
+    dtype: torch.dtype | None = None,
+) -> Policy:
+    """SnapKV's scores for half of each head's budget, times the norm of the projected value for the rest.
+
+    CriticalKV (Feng et al., arXiv 2502.03805), algorithm 1: see :class:`TwoStages` and
+    :class:`~qevict_baselines.output_norms.OutputNorms`.
+
+    Bytes: full precision for each kept token, and 20 of bookkeeping per token and KV head.
+
+    Args:
+        budget: bytes per row.
+        first_share: the paper's alpha, 0.5.
+        observed_tokens: the observation window, which every head keeps.
+        kernel: of the pool under the scores, as in SnapKV.
+        pool: likewise.
+        route_at: "prompt" (default, the paper's), or "period" to hold the budget while decoding.
+        dtype: dtype in which full precision is stored; None for the model's.
+    """
+    scorer = OutputNorms(ObservationWindow(observed_tokens, kernel, pool))
+    router = TwoStages(first_share=first_share)
+    return evicting(budget, scorer, router, recent_tokens=observed_tokens, route_at=route_at, dtype=dtype)
+
+
+def ada_criticalkv(
+    budget: Budget | str,
+    *,
+    alpha: float = 0.2,
+    first_share: float = 0.5,
+    observed_tokens: int = 32,
+    kernel: int = 5,
+    pool: Pool = "average",
+    route_at: RouteAt = "prompt",
+    dtype: torch.dtype | None = None,
+) -> Policy:
+    """AdaKV's budgets, CriticalKV's choice within them.
+
+    CriticalKV (arXiv 2502.03805) on AdaKV (arXiv 2407.11550): see :class:`AdaptiveTwoStages`. Bytes as for CriticalKV,
+    ragged over the heads.
+
+    Args:
+        budget: bytes per row.
+        alpha: weight of the uniform share in AdaKV; 0.2.
+        first_share: part of each head's budget for the first stage; 0.5.
+        observed_tokens: the observation window, which every head keeps.
+        kernel: of the pool under the scores, as in SnapKV.
+        pool: likewise.
+        route_at: "prompt" (default, the paper's), or "period" to hold the budget while decoding.
+        dtype: dtype in which full precision is stored; None for the model's.
+    """
+    scorer = OutputNorms(ObservationWindow(observed_tokens, kernel, pool))
+    router = AdaptiveTwoStages(AdaptiveHeads(alpha=alpha), first_share)
+    return evicting(budget, scorer, router, recent_tokens=observed_tokens, route_at=route_at, dtype=dtype)

@@ -8,12 +8,17 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from qevict.contracts.budget import Budget
 from qevict.contracts.router import Scope, TierRouter
 from qevict.contracts.scorer import IMPORTANCE
 from qevict.contracts.values import Costs, MovePlan, Windows
 from qevict.errors import PolicyError
+from qevict.policy import Policy
 from qevict.routers.filling import best, fill, named, rank_candidates, top_up
 from qevict.routers.sharing import Groups, as_shares, check_tiers, room_of, valid_part, valid_shares
+from qevict_baselines.adakv import shared
+from qevict_baselines.composing import evicting
+from qevict_baselines.worst_case import WorstCase
 
 ATTENTION = "attention"
 """The ranking of the safe windows: mean attention per query, so that a lane's add up to at most 1."""
@@ -22,12 +27,6 @@ Bias = Literal["prefix", "observed"]
 """Whose attention lowers the threshold: that on the last windows before the observed ones, or on the observed ones."""
 
 _UNITS = 2**32  # attention is added up in whole numbers of these, so that no order of columns matters
-
-
-def _shared(_instance: object, _attribute: object, value: object) -> None:
-    if value not in ("layer", "model"):
-        msg = f"scope is 'layer' (DefensiveKV) or 'model' (Layer-DefensiveKV); got {value!r}"
-        raise PolicyError(msg)
 
 
 def _valid_bias(_instance: object, _attribute: object, value: object) -> None:
@@ -74,7 +73,7 @@ class SafeThenWorstCase(TierRouter):
     name: ClassVar[str] = "safe_then_worst_case"
     rankings = (ATTENTION, IMPORTANCE)
     shares: tuple[float, ...] = attrs.field(default=(1.0,), converter=as_shares, validator=valid_shares)
-    scope: Scope = attrs.field(default="layer", validator=_shared)
+    scope: Scope = attrs.field(default="layer", validator=shared)
     mass: float = attrs.field(default=0.9, validator=valid_part)
     window_bias: Bias = attrs.field(default="prefix", validator=_valid_bias)
     observed_windows: int = attrs.field(default=32, validator=_whole)
@@ -90,7 +89,10 @@ class SafeThenWorstCase(TierRouter):
         attention, importance = (named(rankings, name, self) for name in self.rankings)
         groups, ranks = Groups(windows, self.scope), rank_candidates(attention, windows)
         below, most_attended = groups.gather(self._below_threshold(attention, ranks, windows)), groups.gather(ranks)
-        together, candidates = rank_candidates(importance, windows, self.scope), groups.gather(windows.candidate).sum(-1)
+        together, candidates = (
+            rank_candidates(importance, windows, self.scope),
+            groups.gather(windows.candidate).sum(-1),
+        )
 
         def choose(remaining: Tensor, slots: Tensor) -> Tensor:
             safe = best(most_attended, remaining & below, self._cap(candidates, slots))
@@ -122,3 +124,42 @@ class SafeThenWorstCase(TierRouter):
             return 1 - units.sum(1, keepdim=True) * size
         last = rank_candidates(windows.positions.double(), windows) < self.observed_windows
         return (units * last).sum(1, keepdim=True) * size
+
+
+def defensivekv(
+    budget: Budget | str, *, observed_tokens: int = 32, kernel: int = 5, dtype: torch.dtype | None = None
+) -> Policy:
+    """What the worst of the observed queries would lose, over all heads of a layer.
+
+    DefensiveKV (Feng et al., arXiv 2510.13334), algorithm 2: see :class:`SafeThenWorstCase` and
+    :class:`~qevict_baselines.worst_case.WorstCase`. Compressed once, at the prompt's end.
+
+    Bytes: full precision for each kept token, and 24 of bookkeeping per token and KV head, ragged over the heads.
+
+    Args:
+        budget: bytes per row.
+        observed_tokens: the observation window, which every head keeps; the authors' 32.
+        kernel: of the pool under the risks; the authors' 5.
+        dtype: dtype in which full precision is stored; None for the model's.
+    """
+    scorer, router = WorstCase(observed_tokens, kernel), SafeThenWorstCase(observed_windows=observed_tokens)
+    return evicting(budget, scorer, router, recent_tokens=observed_tokens, route_at="prompt", dtype=dtype)
+
+
+def layer_defensivekv(
+    budget: Budget | str, *, observed_tokens: int = 32, kernel: int = 5, dtype: torch.dtype | None = None
+) -> Policy:
+    """DefensiveKV over all heads of all layers, which wait uncompressed for the last one.
+
+    Layer-DefensiveKV (Feng et al., arXiv 2510.13334): the peak at the prompt's end is the full cache. Bytes as for
+    DefensiveKV, ragged over heads and layers.
+
+    Args:
+        budget: bytes per row, over all layers.
+        observed_tokens: the observation window, which every head keeps; the authors' 32.
+        kernel: of the pool under the risks; the authors' 5.
+        dtype: dtype in which full precision is stored; None for the model's.
+    """
+    scorer = WorstCase(observed_tokens, kernel)
+    router = SafeThenWorstCase(scope="model", observed_windows=observed_tokens)
+    return evicting(budget, scorer, router, recent_tokens=observed_tokens, route_at="prompt", dtype=dtype)

@@ -8,11 +8,15 @@ import torch
 from jaxtyping import Float32
 from torch import Tensor
 
+from qevict.contracts.budget import Budget
 from qevict.contracts.rotary import Rotary
 from qevict.contracts.scorer import IMPORTANCE, Scorer, State
 from qevict.contracts.values import Held, Need, Observation, Windows
+from qevict.policy import Policy
+from qevict.routers.greedy import GreedyTiers
 from qevict.scorers.fields import at_least_one, at_least_one_or_none
 from qevict.shapes import LaneTokens, PerLane, Scores
+from qevict_baselines.composing import evicting
 
 Moments = tuple[Float32[Tensor, "lanes heads group head_dim"], Float32[Tensor, "lanes heads group head_dim head_dim"]]
 """Mean and covariance of queries, by query head."""
@@ -120,3 +124,39 @@ def _rotated(vectors: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     pairs = cos.shape[-1]
     low, high, still = vectors.split((pairs, pairs, vectors.shape[-1] - 2 * pairs), dim=-1)
     return torch.cat((low * cos - high * sin, high * cos + low * sin, still), dim=-1)
+
+
+def expected_attention(
+    budget: Budget | str,
+    *,
+    sink_tokens: int = 4,
+    future_tokens: int = 512,
+    use_covariance: bool = True,
+    use_value_norm: bool = True,
+    epsilon: float = 0.0,
+    dtype: torch.dtype | None = None,
+) -> Policy:
+    """What queries to come are expected to attend to, head by head, from the distribution of the prompt's queries.
+
+    Expected Attention (Devoto et al., arXiv 2510.00636): see :class:`ExpectedAttention`. Compressed once, at the
+    prompt's end.
+
+    Bytes: full precision for each kept token, and 16 of bookkeeping per token and KV head.
+
+    Args:
+        budget: bytes per row.
+        sink_tokens: first tokens, which are kept, and whose queries do not count; 4 as in kvpress.
+        future_tokens: positions to come that are averaged over; 512 as in kvpress.
+        use_covariance: False takes the mean query for all.
+        use_value_norm: False leaves the values out.
+        epsilon: added to the attention before the value counts.
+        dtype: dtype in which full precision is stored; None for the model's.
+    """
+    scorer = ExpectedAttention(
+        sink_tokens=sink_tokens,
+        future_tokens=future_tokens,
+        use_covariance=use_covariance,
+        use_value_norm=use_value_norm,
+        epsilon=epsilon,
+    )
+    return evicting(budget, scorer, GreedyTiers(), sink_tokens=sink_tokens, route_at="prompt", dtype=dtype)

@@ -4,13 +4,20 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import attrs
+import torch
 from torch import Tensor
 
+from qevict.contracts.budget import Budget
 from qevict.contracts.router import TierRouter
 from qevict.contracts.scorer import IMPORTANCE
 from qevict.contracts.values import Costs, MovePlan, Windows
+from qevict.policy import Policy
 from qevict.routers.filling import counted, fill, named, rank_candidates
+from qevict.routers.greedy import GreedyTiers
 from qevict.routers.sharing import Groups, as_shares, check_tiers, room_of, valid_part, valid_shares
+from qevict.scorers.cumulative import CumulativeAttention
+from qevict_baselines.accumulators import NormalisedAttention
+from qevict_baselines.composing import evicting
 from qevict_baselines.criticalkv import best_of_two
 
 
@@ -55,3 +62,33 @@ class HeavyAndRecent(TierRouter):
             lambda left, slots: best_of_two(latest, heaviest, left, slots, self.recent_share),
         )
         return MovePlan(place, counted(windows, costs, room))
+
+
+def h2o(budget: Budget | str, *, recent_share: float = 0.5, dtype: torch.dtype | None = None) -> Policy:
+    """Half of the budget for the latest tokens, half for heavy hitters, head by head, one out for each that comes.
+
+    H2O (Zhang et al., arXiv 2306.14048), algorithm 1: see :class:`HeavyAndRecent`; the score of a kept token is the
+    attention that it has got from all queries so far, averaged over the query heads that share its key. Original
+    positions.
+
+    Bytes: full precision for each kept token, and 16 of bookkeeping, its score among them, per token and KV head.
+
+    Args:
+        budget: bytes per row.
+        recent_share: part for the latest tokens; the paper's half.
+        dtype: dtype in which full precision is stored; None for the model's.
+    """
+    router = HeavyAndRecent(recent_share=recent_share)
+    return evicting(budget, CumulativeAttention(), router, period_tokens=1, dtype=dtype)
+
+
+def observed_attention(budget: Budget | str, *, dtype: torch.dtype | None = None) -> Policy:
+    """H2O's average form: attention per query that could see the token, at the prompt's end, nothing recent protected.
+
+    As kvpress has it (ObservedAttentionPress); not the paper's rule. Bytes as for H2O.
+
+    Args:
+        budget: bytes per row.
+        dtype: dtype in which full precision is stored; None for the model's.
+    """
+    return evicting(budget, NormalisedAttention(), GreedyTiers(), route_at="prompt", dtype=dtype)

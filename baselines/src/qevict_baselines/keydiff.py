@@ -8,11 +8,15 @@ from jaxtyping import Float32
 from torch import Tensor
 from torch.nn import functional
 
+from qevict.contracts.budget import Budget
 from qevict.contracts.rotary import Rotary
 from qevict.contracts.scorer import IMPORTANCE, Scorer, State
-from qevict.contracts.values import Held, Need, Observation, Windows
+from qevict.contracts.values import Held, Need, Observation, RouteAt, Windows
+from qevict.policy import Policy
+from qevict.routers.greedy import GreedyTiers
 from qevict.scorers.fields import one_of
 from qevict.shapes import Scores
+from qevict_baselines.composing import evicting
 
 Domain = Literal["rotated", "pre_rope"]
 """The keys as they are cached, or as they were before RoPE."""
@@ -72,3 +76,28 @@ def differences(keys: Tensor, written: Tensor) -> Float32[Tensor, "lanes heads t
 
 def _turned_back(held: Held, rotary: Rotary) -> Tensor:
     return rotary.unrotate(held.keys, held.rotary_positions[:, None])
+
+
+def keydiff(
+    budget: Budget | str,
+    *,
+    domain: Domain = "rotated",
+    period_tokens: int = 8,
+    route_at: RouteAt = "period",
+    dtype: torch.dtype | None = None,
+) -> Policy:
+    """Keys that differ most from the mean direction, head by head; no attention is looked at.
+
+    KeyDiff (Park et al., arXiv 2504.15364), algorithm 1: see :class:`KeyDiff`. Compressed at the prompt's end and then
+    block by block; the paper does so within the prompt as well.
+
+    Bytes: full precision for each kept token, and 16 of bookkeeping per token and KV head.
+
+    Args:
+        budget: bytes per row.
+        domain: "rotated" (default, the paper's), or "pre_rope", not the paper's: keys before they are rotated.
+        period_tokens: tokens of a block. The paper's 128 serves long contexts: room for a block is part of the budget.
+        route_at: "prompt" compresses once.
+        dtype: dtype in which full precision is stored; None for the model's.
+    """
+    return evicting(budget, KeyDiff(domain), GreedyTiers(), period_tokens=period_tokens, route_at=route_at, dtype=dtype)

@@ -5,9 +5,13 @@ from typing import ClassVar
 import attrs
 import torch
 
+from qevict.contracts.budget import Budget
 from qevict.contracts.scorer import IMPORTANCE, Scorer, State
-from qevict.contracts.values import Need, Observation, Windows
+from qevict.contracts.values import Need, Observation, RouteAt, Windows
+from qevict.policy import Policy
+from qevict.routers.greedy import GreedyTiers
 from qevict.shapes import Scores
+from qevict_baselines.composing import evicting
 
 
 @attrs.frozen
@@ -38,3 +42,19 @@ class ShortKeys(Scorer):
     def rank(self, state: State, windows: Windows) -> dict[str, Scores]:
         """The shorter the better."""
         return {IMPORTANCE: -state["norm"]}
+
+
+def key_norms(budget: Budget | str, *, route_at: RouteAt = "prompt", dtype: torch.dtype | None = None) -> Policy:
+    """The shortest keys, head by head; no attention is looked at.
+
+    Devoto et al., A Simple and Effective L2 Norm-Based Strategy for KV Cache Compression (arXiv 2406.11430), section 3:
+    see :class:`ShortKeys`. The paper leaves the first two layers whole; here all layers are alike.
+
+    Bytes: full precision for each kept token, and 16 of bookkeeping per token and KV head.
+
+    Args:
+        budget: bytes per row.
+        route_at: "prompt" (default), or "period" to hold the budget while decoding.
+        dtype: dtype in which full precision is stored; None for the model's.
+    """
+    return evicting(budget, ShortKeys(), GreedyTiers(), route_at=route_at, dtype=dtype)

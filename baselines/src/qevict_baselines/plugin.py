@@ -7,14 +7,31 @@ from qevict.contracts.scorer import Scorer
 from qevict.policy import Policy
 from qevict.registry import hookimpl
 from qevict_baselines.accumulators import DecayedAttention, NormalisedAttention
-from qevict_baselines.expected_attention import ExpectedAttention
+from qevict_baselines.adakv import AdaptiveHeads, adakv
+from qevict_baselines.compositions import (
+    ada_qevict,
+    critical_qevict,
+    decayed_qevict,
+    defensive_qevict,
+    handover_qevict,
+    normalised_qevict,
+    per_head_qevict,
+    pyramid_qevict,
+)
+from qevict_baselines.criticalkv import AdaptiveTwoStages, TwoStages, ada_criticalkv, criticalkv
+from qevict_baselines.defensivekv import SafeThenWorstCase, defensivekv, layer_defensivekv
+from qevict_baselines.expected_attention import ExpectedAttention, expected_attention
+from qevict_baselines.h2o import HeavyAndRecent, h2o, observed_attention
 from qevict_baselines.handover import Handover
-from qevict_baselines.keydiff import KeyDiff
-from qevict_baselines.keynorm import ShortKeys
+from qevict_baselines.keydiff import KeyDiff, keydiff
+from qevict_baselines.keynorm import ShortKeys, key_norms
+from qevict_baselines.kvzip import Reconstruction, kvzip
 from qevict_baselines.output_norms import OutputNorms
-from qevict_baselines.random_scores import RandomScores
-from qevict_baselines.snapkv import ObservationWindow
-from qevict_baselines.tova import LastQuery
+from qevict_baselines.pyramidkv import PyramidShares, pyramidkv
+from qevict_baselines.random_scores import RandomScores, random_eviction
+from qevict_baselines.snapkv import ObservationWindow, snapkv
+from qevict_baselines.streaming_llm import streaming_llm
+from qevict_baselines.tova import LastQuery, tova
 from qevict_baselines.worst_case import WorstCase
 
 
@@ -31,6 +48,7 @@ def qevict_scorers() -> Iterable[type[Scorer]]:
         ObservationWindow,
         OutputNorms,
         RandomScores,
+        Reconstruction,
         ShortKeys,
         WorstCase,
     ]
@@ -39,10 +57,35 @@ def qevict_scorers() -> Iterable[type[Scorer]]:
 @hookimpl
 def qevict_routers() -> Iterable[type[TierRouter]]:
     """Routers that papers add."""
-    return []
+    return [AdaptiveHeads, AdaptiveTwoStages, HeavyAndRecent, PyramidShares, SafeThenWorstCase, TwoStages]
 
 
 @hookimpl
 def qevict_presets() -> Iterable[Callable[..., Policy]]:
-    """Each paper's method as a whole."""
-    return []
+    """Each paper's method as a whole, and compositions of their parts."""
+    return [
+        ada_criticalkv,
+        ada_qevict,
+        adakv,
+        critical_qevict,
+        criticalkv,
+        decayed_qevict,
+        defensive_qevict,
+        defensivekv,
+        expected_attention,
+        h2o,
+        handover_qevict,
+        key_norms,
+        keydiff,
+        kvzip,
+        layer_defensivekv,
+        normalised_qevict,
+        observed_attention,
+        per_head_qevict,
+        pyramid_qevict,
+        pyramidkv,
+        random_eviction,
+        snapkv,
+        streaming_llm,
+        tova,
+    ]

@@ -6,13 +6,19 @@ from fractions import Fraction
 from typing import Any, ClassVar
 
 import attrs
+import torch
 from torch import Tensor
 
+from qevict.contracts.budget import Budget
 from qevict.contracts.router import LayerBounds, Scope, TierRouter
-from qevict.contracts.values import Costs, Geometry, MovePlan, Windows
+from qevict.contracts.values import Costs, Geometry, MovePlan, RouteAt, Windows
 from qevict.errors import PolicyError
+from qevict.policy import Policy
 from qevict.routers.greedy import GreedyTiers
 from qevict.routers.sharing import exact
+from qevict_baselines.composing import evicting
+from qevict_baselines.pooling import Pool
+from qevict_baselines.snapkv import ObservationWindow
 
 
 def _at_least_one(_instance: object, _attribute: object, value: object) -> None:
@@ -47,7 +53,7 @@ class PyramidShares(TierRouter):
     """
 
     name: ClassVar[str] = "pyramid"
-    within: TierRouter = GreedyTiers()
+    within: TierRouter = attrs.field(factory=GreedyTiers)
     beta: float = attrs.field(default=20, validator=_at_least_one)
     scope: Scope = _of_within("scope")
     rankings: tuple[str, ...] = _of_within("rankings")
@@ -74,3 +80,33 @@ class PyramidShares(TierRouter):
     ) -> MovePlan:
         """As the router within."""
         return self.within.plan(rankings, windows, costs, capacities)
+
+
+def pyramidkv(
+    budget: Budget | str,
+    *,
+    observed_tokens: int = 32,
+    kernel: int = 5,
+    pool: Pool = "average",
+    beta: float = 20,
+    route_at: RouteAt = "prompt",
+    dtype: torch.dtype | None = None,
+) -> Policy:
+    """SnapKV's choice within a layer; the lower layers get more of the bytes.
+
+    PyramidKV (Cai et al., arXiv 2406.02069), section 4: see :class:`PyramidShares` and
+    :class:`~qevict_baselines.snapkv.ObservationWindow`. Bytes per kept token as for SnapKV.
+
+    Args:
+        budget: bytes per row, over all layers.
+        observed_tokens: the observation window, which every layer keeps; 32 as in the authors' later code.
+        kernel: 5 as in the authors' code.
+        pool: "average" as in the authors' code.
+        beta: how many times less than the mean the last layer gets; the authors' 20.
+        route_at: "prompt" (default, the paper's), or "period" to hold the budget while decoding.
+        dtype: dtype in which full precision is stored; None for the model's.
+    """
+    scorer = ObservationWindow(observed_tokens, kernel, pool)
+    return evicting(
+        budget, scorer, PyramidShares(beta=beta), recent_tokens=observed_tokens, route_at=route_at, dtype=dtype
+    )

@@ -6,9 +6,13 @@ import attrs
 import torch
 from torch import Tensor
 
+from qevict.contracts.budget import Budget
 from qevict.contracts.scorer import IMPORTANCE, Scorer, State
-from qevict.contracts.values import Need, Observation, Windows
+from qevict.contracts.values import Need, Observation, RouteAt, Windows
+from qevict.policy import Policy
+from qevict.routers.greedy import GreedyTiers
 from qevict.shapes import Scores
+from qevict_baselines.composing import evicting
 
 _BITS = 31
 _MIX = 0x45D9F3B
@@ -50,3 +54,19 @@ def _mixed(number: Tensor) -> Tensor:
         number = ((number >> 16) ^ number) * _MIX
     number = number & (2**_BITS - 1)
     return (number >> 16) ^ number
+
+
+def random_eviction(
+    budget: Budget | str, *, seed: int = 0, route_at: RouteAt = "prompt", dtype: torch.dtype | None = None
+) -> Policy:
+    """Tokens by chance: see :class:`RandomScores`.
+
+    Bytes: full precision for each kept token, and 12 of bookkeeping per token of a row.
+
+    Args:
+        budget: bytes per row.
+        seed: another seed, other tokens.
+        route_at: "prompt" (default), or "period" to hold the budget while decoding.
+        dtype: dtype in which full precision is stored; None for the model's.
+    """
+    return evicting(budget, RandomScores(seed), GreedyTiers(), granularity="row", route_at=route_at, dtype=dtype)

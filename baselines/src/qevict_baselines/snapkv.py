@@ -5,11 +5,15 @@ from typing import ClassVar, get_args
 import attrs
 import torch
 
+from qevict.contracts.budget import Budget
 from qevict.contracts.scorer import IMPORTANCE, Scorer, State
-from qevict.contracts.values import Need, Observation, Windows
+from qevict.contracts.values import Need, Observation, RouteAt, Windows
+from qevict.policy import Policy
+from qevict.routers.greedy import GreedyTiers
 from qevict.scorers.fields import at_least_one, at_least_one_or_none, one_of
 from qevict.shapes import Scores
 from qevict_baselines.accumulators import no_mass, with_masses
+from qevict_baselines.composing import evicting
 from qevict_baselines.pooling import Pool, odd, pooled
 
 
@@ -54,3 +58,31 @@ class ObservationWindow(Scorer):
         """Pool over the candidates."""
         means = state["mass"] / self.prompt_queries
         return {IMPORTANCE: pooled(means, windows.positions, windows.candidate, self.kernel, self.pool)}
+
+
+def snapkv(
+    budget: Budget | str,
+    *,
+    observed_tokens: int = 32,
+    kernel: int = 5,
+    pool: Pool = "average",
+    route_at: RouteAt = "prompt",
+    dtype: torch.dtype | None = None,
+) -> Policy:
+    """The prompt's last tokens, and what they attend to with its neighbours, head by head.
+
+    SnapKV (Li et al., LLM Knows What You are Looking for Before Generation, arXiv 2404.14469), section 4: see
+    :class:`ObservationWindow`. Compressed once, at the prompt's end; what is decoded stays.
+
+    Bytes: full precision for each kept token, and 16 of bookkeeping per token and KV head.
+
+    Args:
+        budget: bytes per row.
+        observed_tokens: the observation window, which is kept; 32 as in the authors' code.
+        kernel: 5 as in the authors' code; 7 in their LongBench runs.
+        pool: "average" as in the authors' code; "max" in their LongBench runs.
+        route_at: "prompt" (default, the paper's), or "period" to hold the budget while decoding.
+        dtype: dtype in which full precision is stored; None for the model's.
+    """
+    scorer = ObservationWindow(observed_tokens, kernel, pool)
+    return evicting(budget, scorer, GreedyTiers(), recent_tokens=observed_tokens, route_at=route_at, dtype=dtype)

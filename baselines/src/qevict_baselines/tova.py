@@ -5,10 +5,14 @@ from typing import ClassVar
 import attrs
 import torch
 
+from qevict.contracts.budget import Budget
 from qevict.contracts.scorer import IMPORTANCE, Scorer, State
 from qevict.contracts.values import Need, Observation, Windows
+from qevict.policy import Policy
+from qevict.routers.greedy import GreedyTiers
 from qevict.shapes import Scores
 from qevict_baselines.accumulators import no_mass, with_masses
+from qevict_baselines.composing import evicting
 
 
 @attrs.frozen
@@ -39,3 +43,21 @@ class LastQuery(Scorer):
     def rank(self, state: State, windows: Windows) -> dict[str, Scores]:
         """The masses of the latest query."""
         return {IMPORTANCE: state["mass"]}
+
+
+def tova(budget: Budget | str, *, dtype: torch.dtype | None = None) -> Policy:
+    """Tokens that the latest query attends to most, one set for all heads of a layer; the newest competes as any other.
+
+    TOVA (Oren et al., Transformers are Multi-State RNNs, arXiv 2401.06104), section 3.2: see :class:`LastQuery`. One
+    token leaves for each that comes, at original positions; the prompt is cut once, by its last query, as in the
+    authors' code.
+
+    Bytes: full precision for each kept token, and 16 of bookkeeping per token of a row.
+
+    Args:
+        budget: bytes per row.
+        dtype: dtype in which full precision is stored; None for the model's.
+    """
+    return evicting(
+        budget, LastQuery(), GreedyTiers(), granularity="row", period_tokens=1, keep_newest=False, dtype=dtype
+    )

@@ -6,7 +6,7 @@ from typing import Literal
 
 import attrs
 import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Float32
 from torch import Tensor
 
 from qevict.contracts.output import OutputProjection
@@ -171,7 +171,7 @@ class Observation:
     held: Held | None = attrs.field(default=None, kw_only=True)
     rotary: Rotary | None = attrs.field(default=None, kw_only=True)
     output: OutputProjection | None = attrs.field(default=None, kw_only=True)
-    reconstruction: Mass | None = attrs.field(default=None, kw_only=True)
+    reconstruction: Float32[Tensor, "lanes heads group windows"] | None = attrs.field(default=None, kw_only=True)
 
     def sum_by_window(self, amounts: Tensor, columns: Tensor | None = None) -> Tensor:
         """Add up ``[lanes, tokens]`` amounts of tokens by the window that each fell into, in fp32.

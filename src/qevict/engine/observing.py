@@ -98,7 +98,7 @@ def _first(layer: Layer, forward: Forward) -> Tensor | None:
     first = forward.look.first
     if not any(first):
         return None
-    return per_lane(to_device(first, layer.sink_keys.device), layer.wiring.lanes_per_row)
+    return per_lane(to_device(first, layer.sink_keys.device, torch.bool), layer.wiring.lanes_per_row)
 
 
 def _shows_held(needs: frozenset[Need], forward: Forward) -> bool:

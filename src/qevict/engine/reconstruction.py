@@ -67,7 +67,7 @@ class Repetition:
         window = per_lane(torch.where(inside, window, -1), layer.wiring.lanes_per_row)
         line = layer.records.base[:, None] + window
         columns = torch.where(window < 0, -1, line - layer.records.starts[:, :1])
-        shown = highest.reshape(layer.lanes, -1, width)
+        shown = highest.reshape(layer.lanes, layer.wiring.heads, -1, width)
         observation = Observation(
             columns=columns,
             windows=grid.shape[1],
@@ -129,7 +129,7 @@ def _softmax(logits: Tensor, sinks: Tensor | None) -> Tensor:
 
 
 def _by_window(highest: Tensor, columns: Tensor, windows: int) -> Tensor:
-    """``[lanes, q_heads, windows]`` the highest of each window's tokens; 0 where none was repeated."""
-    into = torch.where(columns < 0, windows, columns)[:, None].expand_as(highest)
-    found = highest.new_zeros(*highest.shape[:2], windows + 1)
-    return found.scatter_reduce_(2, into, highest, "amax")[..., :windows]
+    """``[lanes, heads, group, windows]`` the highest of each window's tokens; 0 where none was repeated."""
+    into = torch.where(columns < 0, windows, columns)[:, None, None].expand_as(highest)
+    found = highest.new_zeros(*highest.shape[:3], windows + 1)
+    return found.scatter_reduce_(3, into, highest, "amax")[..., :windows]

@@ -1,0 +1,63 @@
+"""Compositions that no paper has: parts of some methods under the tiers of another. Each is a few lines."""
+
+import attrs
+import torch
+
+from qevict.contracts.budget import Budget
+from qevict.policies import qevict
+from qevict.policy import Policy
+from qevict_baselines.accumulators import DecayedAttention, NormalisedAttention
+from qevict_baselines.adakv import AdaptiveHeads
+from qevict_baselines.criticalkv import TwoStages
+from qevict_baselines.defensivekv import SafeThenWorstCase
+from qevict_baselines.handover import Handover
+from qevict_baselines.output_norms import OutputNorms
+from qevict_baselines.pyramidkv import PyramidShares
+from qevict_baselines.snapkv import ObservationWindow
+from qevict_baselines.worst_case import WorstCase
+
+SHARES = (0.3, 0.7)
+"""Part of the bytes in full precision and as codes; QEvict's."""
+
+
+def per_head_qevict(budget: Budget | str, *, dtype: torch.dtype | None = None) -> Policy:
+    """QEvict in which every KV head decides for itself."""
+    return attrs.evolve(qevict(budget, dtype=dtype), granularity="kv_head")
+
+
+def ada_qevict(budget: Budget | str, *, alpha: float = 0.2, dtype: torch.dtype | None = None) -> Policy:
+    """QEvict's score and tiers; in each tier, heads share the layer's bytes as in AdaKV."""
+    return attrs.evolve(per_head_qevict(budget, dtype=dtype), router=AdaptiveHeads(SHARES, alpha))
+
+
+def pyramid_qevict(budget: Budget | str, *, beta: float = 20, dtype: torch.dtype | None = None) -> Policy:
+    """QEvict with PyramidKV's shares of the layers."""
+    base = qevict(budget, dtype=dtype)
+    return attrs.evolve(base, router=PyramidShares(base.router, beta))
+
+
+def critical_qevict(budget: Budget | str, *, dtype: torch.dtype | None = None) -> Policy:
+    """CriticalKV's two stages for each of QEvict's tiers, over what the last 32 queries attend to."""
+    scorer = OutputNorms(ObservationWindow(kernel=1))
+    return attrs.evolve(per_head_qevict(budget, dtype=dtype), scorer=scorer, router=TwoStages(SHARES))
+
+
+def defensive_qevict(budget: Budget | str, *, dtype: torch.dtype | None = None) -> Policy:
+    """DefensiveKV's worst case for each of QEvict's tiers; risks are those of the prompt."""
+    router = SafeThenWorstCase(SHARES, observed_windows=4)
+    return attrs.evolve(per_head_qevict(budget, dtype=dtype), scorer=WorstCase(kernel=1), router=router)
+
+
+def decayed_qevict(budget: Budget | str, *, decay: float = 0.9, dtype: torch.dtype | None = None) -> Policy:
+    """QEvict whose score fades from period to period; ``decay=0`` is windowed and looks at the last period alone."""
+    return attrs.evolve(qevict(budget, dtype=dtype), scorer=DecayedAttention(decay))
+
+
+def normalised_qevict(budget: Budget | str, *, dtype: torch.dtype | None = None) -> Policy:
+    """QEvict whose score is attention per query that could see the window, so that age is no merit."""
+    return attrs.evolve(qevict(budget, dtype=dtype), scorer=NormalisedAttention())
+
+
+def handover_qevict(budget: Budget | str, *, share: float = 0.5, dtype: torch.dtype | None = None) -> Policy:
+    """QEvict's tiers, filled by key diversity at the prompt's end and by cumulative attention, half each."""
+    return attrs.evolve(qevict(budget, dtype=dtype), scorer=Handover(share))
