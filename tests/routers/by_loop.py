@@ -96,7 +96,10 @@ class Scene(NamedTuple):
         return Remaining(
             columns,
             [[self.positions[lane][column] for column in own] for lane, own in pairs],
-            {name: [[table[lane][column] for column in own] for lane, own in pairs] for name, table in self.scores.items()},
+            {
+                name: [[table[lane][column] for column in own] for lane, own in pairs]
+                for name, table in self.scores.items()
+            },
         )
 
 
@@ -139,7 +142,9 @@ def scene_of(seed: int, rankings: Sequence[str] = (IMPORTANCE,), *, ties: bool =
     tier_bytes = tuple(chance.randint(1, 12) for _ in range(tiers))
     lanes, columns = layers * rows * heads, chance.randint(1, 9)
     often = [chance.choice([0.0, 0.4, 1.0, 1.0]) for _ in range(lanes)]
-    limits = [chance.choice([None, 0, *(chance.randint(0, columns * max(tier_bytes)) for _ in range(6))]) for _ in range(rows)]
+    limits = [
+        chance.choice([None, 0, *(chance.randint(0, columns * max(tier_bytes)) for _ in range(6))]) for _ in range(rows)
+    ]
     return Scene(
         layers,
         rows,

@@ -1,4 +1,4 @@
-"""Who shares bytes, and how many windows they hold: what a router is made of, besides :mod:`~qevict.routers.filling`."""
+"""Who shares bytes, and how many windows they hold: what routers are made of, beside :mod:`~qevict.routers.filling`."""
 
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
