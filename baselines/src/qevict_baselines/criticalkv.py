@@ -1,7 +1,7 @@
 """CriticalKV: half of a budget by attention, the rest by what a window's loss would do to the layer's output."""
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import ClassVar, SupportsFloat
 
 import attrs
 from torch import Tensor
@@ -76,7 +76,7 @@ class AdaptiveTwoStages(TierRouter):
     name: ClassVar[str] = "adaptive_two_stages"
     scope = "layer"
     rankings = (ATTENTION, IMPORTANCE)
-    heads: AdaptiveHeads = AdaptiveHeads()
+    heads: AdaptiveHeads = attrs.field(factory=AdaptiveHeads)
     first_share: float = attrs.field(default=0.5, validator=valid_part)
 
     def check(self, tiers: int) -> None:
@@ -101,6 +101,6 @@ class AdaptiveTwoStages(TierRouter):
         return MovePlan(place)
 
 
-def best_of_two(first: Tensor, second: Tensor, among: Tensor, slots: Tensor, first_share: float) -> Tensor:
+def best_of_two(first: Tensor, second: Tensor, among: Tensor, slots: Tensor, first_share: SupportsFloat) -> Tensor:
     """Part of the slots by the first ranks, the rest by the second; arguments as of ``best``."""
     return top_up(best(first, among, part_of(slots, first_share)), second, among, slots)

@@ -90,7 +90,10 @@ class SafeThenWorstCase(TierRouter):
         attention, importance = (named(rankings, name, self) for name in self.rankings)
         groups, ranks = Groups(windows, self.scope), rank_candidates(attention, windows)
         below, most_attended = groups.gather(self._below_threshold(attention, ranks, windows)), groups.gather(ranks)
-        together, candidates = rank_candidates(importance, windows, self.scope), groups.gather(windows.candidate).sum(-1)
+        together, candidates = (
+            rank_candidates(importance, windows, self.scope),
+            groups.gather(windows.candidate).sum(-1),
+        )
 
         def choose(remaining: Tensor, slots: Tensor) -> Tensor:
             safe = best(most_attended, remaining & below, self._cap(candidates, slots))
