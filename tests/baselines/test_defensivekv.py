@@ -92,7 +92,7 @@ def test_the_worked_example() -> None:
 
 @pytest.mark.parametrize(("mass", "count"), [(0.4, 1), (0.6, 2), (0.9, 3)])
 def test_as_many_are_safe_as_stay_below_the_threshold(mass: float, count: int) -> None:
-    """And no more than the cap: of the four below 0.9 less the bias, three. Head 1 has more risk, and leaves 4 slots."""
+    """And no more than the cap: of the four below 0.9 less the bias, three. Head 1 leaves 4 slots."""
     safe = first_stage([[own] for own in MEANS], KV_HEADS, DEFENSIVE_BIAS + 0.9 - mass, 3)[0]
     assert len(safe) == count
     risks = [0.0, 0.1, 0.2, 0.3, 0.4, 0.5]
