@@ -6,7 +6,18 @@ from fractions import Fraction
 import pytest
 
 from tests.baselines import worked
-from tests.baselines.slow import adakv, criticalkv, defensivekv, expected_attention, h2o, keys, kvzip, snapkv
+from tests.baselines.slow import (
+    adakv,
+    criticalkv,
+    defensivekv,
+    expected_attention,
+    h2o,
+    keys,
+    kvzip,
+    pyramidkv,
+    snapkv,
+    streaming_llm,
+)
 from tests.baselines.slow.basics import (
     average_pool,
     causal_attention,
@@ -18,7 +29,6 @@ from tests.baselines.slow.basics import (
     top_over_layers,
 )
 
-FIFTH = Fraction(1, 5)
 LOG3 = math.log(3)
 
 
@@ -57,6 +67,28 @@ def test_h2o_in_one_chunk_sums_what_single_tokens_sum() -> None:
         assert dict(together) == pytest.approx(dict(single))
 
 
+def test_h2o_recent_tokens_take_no_place_of_a_heavy_one() -> None:
+    assert h2o.evicted([(0, 0.1), (1, 0.2), (2, 0.1), (3, 9.0)], 1, 1) == [(1, 0.2), (3, 9.0)]
+
+
+def test_streaming_llm_makes_no_room_where_there_is_some() -> None:
+    assert streaming_llm.kept_for(5, 3, 4, 4) == [0, 1, 2, 3, 4]
+    assert streaming_llm.kept_for(12, 5, 4, 4) == [0, 1, 2, 3]
+
+
+def test_pyramidkv_ends() -> None:
+    assert pyramidkv.prefix_tokens(24, 4, 20, 5) == [16] * 5, "shorter than the capacity: all of it"
+    assert pyramidkv.prefix_tokens(24, 4, 39, 5) == [20] * 5, "shorter than twice the mean: equal layers"
+    assert pyramidkv.prefix_tokens(24, 4, 42, 5) == [38, 29, 20, 11, 2], "the first layer has no more than there is"
+    assert pyramidkv.tokens(20, 2, 40, 5) == [38, 29, 20, 11, 2]
+    assert pyramidkv.prefix_tokens(24, 4, 200, 1) == [20] == pyramidkv.tokens(20, 4, 200, 1)
+
+
+def test_the_floor_that_counts_the_window() -> None:
+    scores = [[0.9, 0.8, 0.7, 0.6], [0.1, 0.05, 0.02, 0.01]]
+    assert adakv.kept_floored(scores, 1, 3, Fraction(2, 3)) == [[0, 1, 2, 4], [0, 4]]
+
+
 def test_the_floor_before_the_window_holds_where_the_floor_that_counts_it_does_not() -> None:
     scores = [[0.9, 0.8, 0.7, 0.6], [0.1, 0.05, 0.02, 0.01]]
     third = Fraction(1, 3)
@@ -71,13 +103,14 @@ def test_floor_and_window_beyond_the_budget_go_by_position() -> None:
 
 
 def test_adakv_keeps_all_of_a_short_prompt() -> None:
-    assert adakv.kept_blended([[1, 2], [2, 1]], 1, 4, FIFTH) == [[0, 1, 2], [0, 1, 2]]
+    assert adakv.kept_blended([[1, 2], [2, 1]], 1, 4, Fraction(3, 10)) == [[0, 1, 2], [0, 1, 2]]
 
 
 def test_projected_norms_are_a_mean_over_the_group() -> None:
     projection = [[1, 0, 1, 1], [0, 1, 4, 0]]  # [hidden][two heads of two channels]
     assert criticalkv.projected_norms([[[1, -2], [0, 1]]], projection) == [[(3 + 5) / 2, (1 + 1) / 2]]
     assert criticalkv.projected_norms([[[1, -2]], [[1, 0]]], projection) == [[3], [5]]
+    assert criticalkv.projected_norms([[[1]], [[10]]], [[1, 2, 3, 4]]) == [[(1 + 2) / 2], [(30 + 40) / 2]]
 
 
 def test_criticalkv_under_adakv() -> None:
@@ -86,6 +119,14 @@ def test_criticalkv_under_adakv() -> None:
     assert criticalkv.kept_ranked_floored(scores, worked.NORMS, worked.WINDOW, 5) == [[1, 2, 3, 4, 6, 7], [1, 2, 6, 7]]
     norms = [row[: -worked.WINDOW] for row in worked.NORMS]
     assert criticalkv.kept_within(scores, norms, worked.WINDOW, [4, 2]) == [[1, 2, 3, 4, 6, 7], [1, 2, 6, 7]]
+
+
+def test_criticalkv_under_adakv_takes_both_stages_within_each_budget() -> None:
+    scores = [[0.9, 0.8, 0.7, 0.6], [0.65, 0.05, 0.02, 0.01]]
+    norms = [[0.1, 1.0, 1.0, 9.0, 1.0], [1.0, 1.0, 1.0, 99.0, 1.0]]
+    # Budgets 4 and 2. Token 0 of the first head is in the first stage; without a floor that of the second is not.
+    assert criticalkv.kept_ranked_floored(scores, norms, 1, 3, floor=0) == [[0, 1, 3, 4], [3, 4]]
+    assert criticalkv.kept_ranked_floored(scores, norms, 1, 3, floor=Fraction(2, 3)) == [[0, 1, 3, 4], [0, 4]]
 
 
 def test_defensivekv_cap_ends_at_zero() -> None:
@@ -101,9 +142,9 @@ def test_defensivekv_first_stage_ends_before_the_threshold_is_crossed() -> None:
 
 
 def test_keydiff_and_keynorm() -> None:
-    own = [[[1, 0], [0, 2], [3, 0]]]
+    own = [[[1, 0], [0, 2], [4, 0]]]
     assert keys.keydiff(own) == [pytest.approx([-2 / math.sqrt(5), -1 / math.sqrt(5), -2 / math.sqrt(5)])]
-    assert keys.keynorm(own) == [[-1, -2, -3]]
+    assert keys.keynorm(own) == [[-1, -2, -4]]
 
 
 def test_kvzip_takes_the_most_over_the_group_and_the_repeat() -> None:

@@ -26,7 +26,14 @@ def observed(mass: Tensor, stands_for: float = 1.0) -> Observation:
 def windows_of(lanes: int, windows: int) -> Windows:
     everywhere = torch.ones(lanes, windows, dtype=torch.bool)
     positions = (5 + 8 * torch.arange(windows)).expand(lanes, windows)
-    return Windows(positions, everywhere, everywhere, torch.zeros_like(positions), (windows,) * lanes, lengths=torch.full((lanes,), 900))
+    return Windows(
+        positions,
+        everywhere,
+        everywhere,
+        torch.zeros_like(positions),
+        (windows,) * lanes,
+        lengths=torch.full((lanes,), 900),
+    )
 
 
 def rank(scorer: CumulativeAttention, state: State) -> Tensor:
@@ -112,7 +119,7 @@ def test_an_impossible_number_of_prompt_queries_is_refused(queries: Any) -> None
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("stride", [0, -1, 1.5, True, None, "4"])
 def test_an_impossible_stride_is_refused(stride: Any) -> None:
-    with pytest.raises(PolicyError, match=r"prompt_stride is a whole number of at least 1 \(1: every query\), got"):
+    with pytest.raises(PolicyError, match=r"prompt_stride is a whole number of at least 1, got"):
         CumulativeAttention(prompt_stride=stride)
 
 

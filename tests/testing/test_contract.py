@@ -138,7 +138,7 @@ class TestDoubles(ScorerContract):
     assert "Doubles(prompt_queries=None, prompt_stride=1, observe_tokens=None) breaks a law of its contract" in said
     assert "law: fp32, whatever dtype the model computes in." in said
     assert "found: ranking 'importance' is torch.float64" in said
-    assert "smallest case: ScorerCase(lanes=1, heads=1, windows=1" in said
+    assert "smallest case: ScorerCase(rows=1, lanes_per_row=1, heads=1, windows=1" in said
 
 
 @pytest.mark.parametrize("missing", ["hypothesis", "pytest"])

@@ -5,13 +5,14 @@ from collections.abc import Mapping
 import attrs
 import pytest
 import torch
-from tests.breaking import Break, breaks, laws_of, report
+from tests.breaking import Break, breaks, laws_of, passes, report
 from torch import Tensor
 
 from qevict.contracts.scorer import IMPORTANCE, State
 from qevict.contracts.values import Need, Observation, Windows
 from qevict.scorers.cumulative import CumulativeAttention
 from qevict.testing import ScorerContract
+from qevict.testing.observing import ScorerCase
 
 
 @attrs.frozen
@@ -160,6 +161,52 @@ class MakesLists(CumulativeAttention):
         return {IMPORTANCE: torch.tensor(state["mass"].tolist())}
 
 
+@attrs.frozen
+class SharesOfAllRows(CumulativeAttention):
+    lanes_share_row = True
+
+    def update(self, state: State, observation: Observation) -> State:
+        assert observation.mass is not None
+        return {"mass": state["mass"] + (observation.mass / observation.mass.sum(dim=(0, 2), keepdim=True)).mean(dim=1)}
+
+
+@attrs.frozen
+class ReadsWhatIsNotWritten(CumulativeAttention):
+    needs = frozenset({Need.HELD})
+
+    def update(self, state: State, observation: Observation) -> State:
+        held = observation.held
+        if held is None:
+            return state
+        norms = held.keys.float().norm(dim=-1).mean(dim=1)
+        anchor = norms.mean(dim=1, keepdim=True)
+        return {"mass": observation.sum_by_window(norms - anchor, held.columns)}
+
+
+@attrs.frozen
+class TakesTheWorstQuery(CumulativeAttention):
+    """Reads queries that were not asked for."""
+
+    needs = frozenset({Need.MASS_BY_QUERY})
+
+    def update(self, state: State, observation: Observation) -> State:
+        by_query = observation.mass_by_query
+        return state if by_query is None else {"mass": by_query.amax(dim=(1, 2))}
+
+
+@attrs.frozen
+class SharesOfTheRow(CumulativeAttention):
+    """Lawful: a lane's mass as a share of the row's."""
+
+    lanes_share_row = True
+
+    def update(self, state: State, observation: Observation) -> State:
+        assert observation.mass is not None
+        by_row = observation.mass.mean(dim=1).unflatten(0, (-1, observation.lanes_per_row))
+        shares = by_row / by_row.sum(dim=(1, 2), keepdim=True).clamp(min=1e-9)
+        return {"mass": state["mass"] + shares.flatten(0, 1)}
+
+
 BREAKS = (
     Break("test_it_declares_what_it_wants_to_see", Unchecked(), "needs is frozenset({'mass'})"),
     Break("test_it_declares_what_it_wants_to_see", AtEveryNone(), "prompt_stride is 0"),
@@ -179,7 +226,11 @@ BREAKS = (
     Break("test_states_and_rankings_have_their_axes", OneScoreForAll(), "ranking 'importance' is (1, 1)"),
     Break("test_states_and_rankings_have_their_axes", Silent(), "it returned no ranking"),
     Break("test_every_window_starts_alike", StartsByColumn(), "windows=2"),
-    Break("test_a_lane_scores_alone_as_among_others", MixesLanes(), "lanes=2"),
+    Break("test_a_row_scores_alone_as_among_others", MixesLanes(), "rows=2"),
+    Break("test_a_row_scores_alone_as_among_others", SharesOfAllRows(), "row 0, among others, 'importance' differs"),
+    Break("test_a_lane_scores_alone_as_among_others", MixesLanes(), "lanes_per_row=2"),
+    Break("test_what_means_nothing_changes_nothing", ReadsWhatIsNotWritten(), "with NaN there"),
+    Break("test_what_means_nothing_changes_nothing", TakesTheWorstQuery(), "with NaN there"),
     Break("test_the_order_of_columns_means_nothing", RanksByColumn(), "shuffled, 'importance' differs"),
     Break("test_the_order_of_columns_means_nothing", LooksAtItsNeighbour(), "shuffled, 'importance' differs"),
     Break("test_absent_columns_change_nothing", CountsFiller(), "beside filler"),
@@ -201,8 +252,23 @@ def test_every_law_is_broken_by_some_scorer() -> None:
 
 def test_the_smallest_case_is_shown() -> None:
     text = report(ScorerContract, Break("test_a_lane_scores_alone_as_among_others", MixesLanes()))
-    assert "law: Lanes are strangers: a lane's scores depend on that lane alone." in text
-    assert "smallest case: ScorerCase(lanes=2, heads=1, windows=1, forwards=1, tokens=1, dtype=torch.float32" in text
+    assert "law: Lanes are strangers, unless ``lanes_share_row``: a lane's scores depend on that lane alone." in text
+    assert "smallest case: ScorerCase(rows=1, lanes_per_row=2, heads=1, windows=1, pieces=1, later=0, tokens=1" in text
+
+
+def test_lanes_of_a_row_may_share_if_the_scorer_says_so() -> None:
+    passes(ScorerContract, SharesOfTheRow(), "test_a_row_scores_alone_as_among_others")
+    with pytest.raises(pytest.skip.Exception, match="declares lanes_share_row = True"):
+        passes(ScorerContract, SharesOfTheRow(), "test_a_lane_scores_alone_as_among_others")
+
+
+SHOWN = {
+    Need.MASS_BY_QUERY: {"mass_by_query", "asked"},
+    Need.QUERIES: {"queries", "asked"},
+    Need.FIRST_LOOKS: {"first"},
+    Need.PROMPT: {"held"},
+    Need.OUTPUT_PROJECTION: {"output"},
+}
 
 
 @pytest.mark.parametrize("need", Need)
@@ -218,5 +284,35 @@ def test_a_scorer_is_shown_only_what_it_needs(need: Need) -> None:
             return state
 
     type("Judged", (ScorerContract,), {"part": Looks()})().test_it_reads_only_what_it_declares()
-    shown = {name for each in seen for name in ("mass", "keys", "values") if getattr(each, name) is not None}
-    assert shown == {need.value}
+    always = {"columns", "windows", "stands_for", "ends_prompt", "lanes_per_row"}
+    optional = {field.name for field in attrs.fields(Observation)} - always
+    shown = {name for each in seen for name in optional if getattr(each, name) is not None}
+    assert shown == SHOWN.get(need, {need.value})
+
+
+def test_what_a_scorer_is_shown_fits_together() -> None:
+    """Masses of a query are a part of 1; all of the prompt's queries are in its pieces; what is held is what is."""
+
+    @attrs.frozen
+    class Sees(CumulativeAttention):
+        needs = frozenset(Need)
+
+    case = ScorerCase(2, 2, 2, windows=4, pieces=2, later=2, tokens=3, dtype=torch.float32, seed=7)
+    for scorer in (Sees(), Sees(prompt_queries=3), Sees(prompt_stride=2)):
+        first, last, *later = case.observations(scorer)
+        assert [each.ends_prompt for each in (first, last, *later)] == [False, True, False, False]
+        assert first.mass is not None
+        assert last.mass is not None
+        assert last.mass_by_query is not None
+        assert last.asked is not None
+        torch.testing.assert_close(first.mass + last.mass, last.mass_by_query.sum(dim=2))
+        assert last.mass_by_query.sum(dim=3).amax() <= 1
+        assert last.asked.shape[1] == last.mass_by_query.shape[2] <= (scorer.prompt_queries or 99)
+        assert last.held is not None
+        assert last.positions is not None
+        written = last.held.columns >= 0
+        starts = last.positions.gather(1, last.held.columns.clamp(min=0))
+        inside = (last.held.positions - starts)[written]
+        assert inside.min() == 0
+        assert inside.max() == 3
+        assert [each.held is not None for each in later].count(True) == 1

@@ -6,12 +6,34 @@ from qevict.contracts.router import TierRouter
 from qevict.contracts.scorer import Scorer
 from qevict.policy import Policy
 from qevict.registry import hookimpl
+from qevict_baselines.accumulators import DecayedAttention, NormalisedAttention
+from qevict_baselines.expected_attention import ExpectedAttention
+from qevict_baselines.handover import Handover
+from qevict_baselines.keydiff import KeyDiff
+from qevict_baselines.keynorm import ShortKeys
+from qevict_baselines.output_norms import OutputNorms
+from qevict_baselines.random_scores import RandomScores
+from qevict_baselines.snapkv import ObservationWindow
+from qevict_baselines.tova import LastQuery
+from qevict_baselines.worst_case import WorstCase
 
 
 @hookimpl
 def qevict_scorers() -> Iterable[type[Scorer]]:
     """Scorers that papers add."""
-    return []
+    return [
+        DecayedAttention,
+        ExpectedAttention,
+        Handover,
+        KeyDiff,
+        LastQuery,
+        NormalisedAttention,
+        ObservationWindow,
+        OutputNorms,
+        RandomScores,
+        ShortKeys,
+        WorstCase,
+    ]
 
 
 @hookimpl

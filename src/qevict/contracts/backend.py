@@ -11,7 +11,17 @@ from torch import Tensor
 from qevict.contracts.quantizer import Quantizer
 from qevict.contracts.rotary import Rotary
 from qevict.contracts.values import Codes, Need
-from qevict.shapes import BlockPool, LaneMask, LaneTokens, LaneWindows, Mass, MassByQuery, PerLane, Queries, TokenVectors
+from qevict.shapes import (
+    BlockPool,
+    LaneMask,
+    LaneTokens,
+    LaneWindows,
+    Mass,
+    MassByQuery,
+    PerLane,
+    Queries,
+    TokenVectors,
+)
 
 
 @attrs.frozen(eq=False)

@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import ClassVar
 
+import attrs
 import torch
 from torch import Tensor
 
@@ -17,14 +18,31 @@ IMPORTANCE = "importance"
 """Name of the ranking that routers read when a scorer has only one."""
 
 
+@attrs.frozen
+class Repeats:
+    """How a prompt is repeated behind itself, for scorers that need its reconstruction.
+
+    Attributes:
+        tokens: of the prompt, in one piece.
+        instruction: token ids before each piece, such as those of a request to repeat the text.
+        lead_tokens: last tokens of the piece before, given again before each piece but the first.
+    """
+
+    tokens: int = 2048
+    instruction: tuple[int, ...] = ()
+    lead_tokens: int = 8
+
+
 class Scorer(ABC):
     """Says which windows matter. A scorer is a frozen value; what it remembers is the state that it is handed.
 
     Laws:
         * Pure: neither the state nor the observation is changed; equal input, equal output.
         * fp32, whatever dtype the model computes in.
-        * Lanes are strangers: a lane's scores depend on that lane alone.
+        * Rows are strangers: a row's scores depend on that row alone.
+        * Lanes are strangers, unless ``lanes_share_row``: a lane's scores depend on that lane alone.
         * Results depend on a window's position and history, never on its column or storage slot.
+        * What an observation says to mean nothing (tokens not written, queries not asked for) changes nothing.
         * No host synchronisation (no ``.item()``, ``nonzero`` or boolean indexing).
         * Which queries are looked at is decided row by row, as it would be for that row alone.
 
@@ -36,7 +54,10 @@ class Scorer(ABC):
         observe_tokens: after the prompt, masses are of the last n tokens before each routing event only; None for all.
             Of a forward with none of these tokens there are no masses: :meth:`update` is not called if the scorer needs
             masses alone, and otherwise gets ``mass=None``.
+        repeats: how the prompt is repeated, with ``Need.RECONSTRUCTION``: ``session.prefill`` does so, at two to three
+            times the cost of reading it.
         keeps_suffix: of two windows the later one ranks higher, so that what a row keeps behind its sinks is a suffix.
+        lanes_share_row: scores of a row's lanes may depend on one another, as where a head counts by its share of all.
     """
 
     name: ClassVar[str]
@@ -44,7 +65,9 @@ class Scorer(ABC):
     prompt_queries: int | None = None
     prompt_stride: int = 1
     observe_tokens: int | None = None
+    repeats: Repeats | None = None
     keeps_suffix: ClassVar[bool] = False
+    lanes_share_row: ClassVar[bool] = False
 
     @abstractmethod
     def start(self, lanes: int, windows: int, device: torch.device) -> State:

@@ -1,7 +1,7 @@
 """What plugins offer: the six kinds of parts, with the contract behind each, and presets."""
 
 from collections.abc import Callable, Mapping
-from types import FunctionType, MappingProxyType
+from types import MappingProxyType
 from typing import Final, Literal
 
 from qevict.contracts.backend import AttentionBackend
@@ -24,7 +24,7 @@ Part = Scorer | Quantizer | TierRouter | Ledger | AttentionBackend | Store
 Preset = Callable[..., Policy]
 """A function that returns a policy; its name is ``__name__``, and each of its arguments can be given by name."""
 
-Offered = type | FunctionType
+Offered = type | Preset
 """What a hook hands over: the class of a part, or a preset."""
 
 CONTRACTS: Final[Mapping[PartKind, type]] = MappingProxyType(

@@ -5,7 +5,6 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from importlib.metadata import EntryPoint
-from types import FunctionType
 
 import attrs
 import pluggy
@@ -50,8 +49,7 @@ class Offer:
     @property
     def name(self) -> str:
         """What it is looked up by."""
-        part = self.part
-        return part.__name__ if isinstance(part, FunctionType) else part.name  # type: ignore[attr-defined]  # checked
+        return str(getattr(self.part, "__name__" if self.kind == "preset" else "name"))
 
     def __str__(self) -> str:
         return f"{self.source.plugin}: {path_of(self.part)}"

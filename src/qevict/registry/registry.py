@@ -6,7 +6,7 @@ import threading
 import warnings
 from collections.abc import Iterable
 from importlib.metadata import EntryPoint
-from typing import Final, Literal, cast, overload
+from typing import Final, Literal, overload
 
 from qevict.contracts.backend import AttentionBackend
 from qevict.contracts.ledger import Ledger
@@ -17,7 +17,7 @@ from qevict.contracts.store import Store
 from qevict.errors import PluginError, UnknownPartError
 from qevict.registry import builtins
 from qevict.registry.inventory import Inventory, settle
-from qevict.registry.kinds import KINDS, Kind, Part, PartKind, Preset
+from qevict.registry.kinds import KINDS, Part, PartKind, Preset
 from qevict.registry.loading import Haul, Source, load, source_of
 from qevict.registry.switches import Switches
 from qevict.version import own_version
@@ -76,7 +76,6 @@ class Registry:
         """
         if kind not in KINDS:
             raise UnknownPartError(f"no kind of part is named {kind!r}; the kinds are {', '.join(KINDS)}")
-        kind = cast("Kind", kind)
         found = self._load_builtins().find(kind, name) or self._load_all().find(kind, name)
         if found is None:
             self._load_all().explain_miss(kind, name)

@@ -7,24 +7,8 @@ import torch
 
 from qevict.contracts.scorer import IMPORTANCE, Scorer, State
 from qevict.contracts.values import Need, Observation, Windows
-from qevict.errors import PolicyError
+from qevict.scorers.fields import at_least_one, at_least_one_or_none
 from qevict.shapes import Scores
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
-
-
-def _positive_or_none(_instance: object, attribute: "attrs.Attribute[int | None]", value: int | None) -> None:
-    if value is not None and not _is_count(value):
-        msg = f"{attribute.name} is None (all) or at least 1, got {value!r}"
-        raise PolicyError(msg)
-
-
-def _positive(_instance: object, attribute: "attrs.Attribute[int]", value: int) -> None:
-    if not _is_count(value):
-        msg = f"{attribute.name} is a whole number of at least 1 (1: every query), got {value!r}"
-        raise PolicyError(msg)
 
 
 @attrs.frozen
@@ -46,9 +30,9 @@ class CumulativeAttention(Scorer):
 
     name: ClassVar[str] = "cumulative"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.MASS})
-    prompt_queries: int | None = attrs.field(default=None, validator=_positive_or_none)
-    prompt_stride: int = attrs.field(default=1, validator=_positive)
-    observe_tokens: int | None = attrs.field(default=None, validator=_positive_or_none)
+    prompt_queries: int | None = attrs.field(default=None, validator=at_least_one_or_none)
+    prompt_stride: int = attrs.field(default=1, validator=at_least_one)
+    observe_tokens: int | None = attrs.field(default=None, validator=at_least_one_or_none)
 
     def start(self, lanes: int, windows: int, device: torch.device) -> State:
         """Nothing seen, nothing scored."""

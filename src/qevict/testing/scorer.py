@@ -3,99 +3,29 @@
 from collections.abc import Mapping
 from typing import ClassVar
 
-import attrs
 import torch
-from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 from torch import Tensor
 
 from qevict.contracts.scorer import Scorer, State
 from qevict.contracts.values import Need, Observation, Windows
-from qevict.testing.contract import RegisteredContract, law, plain_law
+from qevict.testing.contract import Capability, RegisteredContract, law, plain_law
+from qevict.testing.observing import SCORER_CASES, ScorerCase
 from qevict.testing.operators import Operators
-from qevict.testing.values import (
-    Finding,
-    ValueT,
-    close,
-    copied,
-    gap,
-    map_tensors,
-    moved,
-    normal,
-    require,
-    same_bits,
-    same_values,
-    uniform,
+from qevict.testing.rearranging import (
+    filled,
+    observed_lane,
+    observed_row,
+    shuffled,
+    shuffled_windows,
+    taken,
+    windows_of,
+    with_filler,
 )
+from qevict.testing.values import Finding, close, copied, gap, moved, require, same_bits, same_values, uniform
 
-WINDOW, HEAD_DIM, GROUP = 4, 8, 2
-
-
-@attrs.frozen
-class ScorerCase:
-    """Some forwards over windows that are all there from the beginning, in lanes of their own.
-
-    Attributes:
-        lanes: lanes of the layer.
-        heads: KV heads of one lane; twice as many query heads.
-        windows: windows of every lane.
-        forwards: forwards before the windows are ranked.
-        tokens: new tokens of each forward.
-        dtype: dtype of the model.
-        seed: decides the numbers.
-    """
-
-    lanes: int
-    heads: int
-    windows: int
-    forwards: int
-    tokens: int
-    dtype: torch.dtype
-    seed: int
-
-    def windows_now(self) -> Windows:
-        """The windows, each lane with gaps of its own, in ascending position."""
-        steps = 1 + (3 * uniform(self.seed, self.lanes, self.windows)).long()
-        everywhere = torch.ones(self.lanes, self.windows, dtype=torch.bool)
-        places = torch.zeros(self.lanes, self.windows, dtype=torch.int64)
-        positions, counts = 1 + WINDOW * steps.cumsum(1), (self.windows,) * self.lanes
-        lengths = positions[:, -1] + WINDOW
-        return Windows(positions, everywhere, everywhere, places, counts, lengths=lengths)
-
-    def observations(self, scorer: Scorer) -> list[Observation]:
-        """What the forwards show, the first of them a prompt; nothing but what a scorer needs.
-
-        With ``observe_tokens``, a scorer that needs more than masses sees forwards without masses between the others.
-        """
-        prompt, later = float(scorer.prompt_stride), 1.0 if scorer.observe_tokens is None else 2.0
-        seen = [self._observation(self.seed + 7 * number, scorer.needs) for number in range(self.forwards)]
-        told = [attrs.evolve(each, stands_for=later if number else prompt) for number, each in enumerate(seen)]
-        if scorer.observe_tokens is None or scorer.needs == {Need.MASS}:
-            return told
-        return [attrs.evolve(each, mass=None) if number % 2 else each for number, each in enumerate(told)]
-
-    def _observation(self, seed: int, needs: frozenset[Need]) -> Observation:
-        mass = uniform(seed, self.lanes, self.heads * GROUP, self.windows)
-        vectors = (self.lanes, self.heads, self.tokens, HEAD_DIM)
-        drawn = uniform(seed + 1, self.lanes, self.tokens) * (self.windows + 1)
-        return Observation(
-            columns=drawn.long().clamp(max=self.windows) - 1,
-            windows=self.windows,
-            mass=mass if Need.MASS in needs else None,
-            keys=normal(seed + 2, *vectors).to(self.dtype) if Need.KEYS in needs else None,
-            values=normal(seed + 3, *vectors).to(self.dtype) if Need.VALUES in needs else None,
-        )
-
-
-SCORER_CASES = st.builds(
-    ScorerCase,
-    lanes=st.integers(1, 3),
-    heads=st.integers(1, 2),
-    windows=st.integers(1, 5),
-    forwards=st.integers(1, 3),
-    tokens=st.integers(1, 9),
-    dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
-    seed=st.integers(0, 1000),
+STRANGERS = Capability(
+    lambda part: not (isinstance(part, Scorer) and part.lanes_share_row), "declares lanes_share_row = True"
 )
 
 
@@ -118,7 +48,7 @@ class ScorerContract(RegisteredContract[Scorer, ScorerCase]):
     kind: ClassVar[type] = Scorer
 
     def cases(self) -> SearchStrategy[ScorerCase]:
-        """Up to three lanes, five windows and three forwards, in all dtypes of models."""
+        """Up to two rows of two lanes, five windows and four forwards, in all dtypes of models."""
         return SCORER_CASES
 
     @plain_law(
@@ -193,17 +123,25 @@ class ScorerContract(RegisteredContract[Scorer, ScorerCase]):
             require(same_bits(array, alike), f"state {name!r} starts unlike a lone window: {gap(array, alike)}")
             require(none[name].shape[:2] == (1, 0), f"state {name!r} of no windows is {tuple(none[name].shape)}")
 
-    @law("Lanes are strangers: a lane's scores depend on that lane alone.")
+    @law("Rows are strangers: a row's scores depend on that row alone.")
+    def test_a_row_scores_alone_as_among_others(self, case: ScorerCase) -> None:
+        together, shown = self._rankings(self.part, case), self._observations(case)
+        for row in range(case.rows):
+            first = row * case.lanes_per_row
+            seen = [observed_row(each, row) for each in shown]
+            lanes = slice(first, first + case.lanes_per_row)
+            _same(self._alone(case, seen, lanes), _lanes_of(together, lanes), f"row {row}, among others")
+
+    @law(
+        "Lanes are strangers, unless ``lanes_share_row``: a lane's scores depend on that lane alone.",
+        given_that=STRANGERS,
+    )
     def test_a_lane_scores_alone_as_among_others(self, case: ScorerCase) -> None:
-        together = self._rankings(self.part, case)
+        together, shown = self._rankings(self.part, case), self._observations(case)
         for lane in range(case.lanes):
-            state = self.part.start(1, case.windows, self.device)
-            for seen in self._observations(case):
-                state = self.part.update(state, _of_lane(seen, lane))
-            alone = self.part.rank(state, _of_lane(moved(case.windows_now(), self.device), lane))
-            for name, ranking in together.items():
-                among = ranking[lane : lane + 1]
-                require(close(among, alone[name]), f"lane {lane} by {name!r}, among others: {gap(among, alone[name])}")
+            seen = [observed_lane(each, lane) for each in shown]
+            lanes = slice(lane, lane + 1)
+            _same(self._alone(case, seen, lanes), _lanes_of(together, lanes), f"lane {lane}, among others")
 
     @law("Results depend on a window's position and history, never on its column or storage slot.")
     def test_the_order_of_columns_means_nothing(self, case: ScorerCase) -> None:
@@ -212,29 +150,29 @@ class ScorerContract(RegisteredContract[Scorer, ScorerCase]):
         for number, seen in enumerate(case.observations(self.part)):
             order = uniform(case.seed + number, case.lanes, case.windows).argsort(dim=1)
             move = now.argsort(dim=1).gather(1, order)
-            state = {name: _take(array, move.to(self.device)) for name, array in state.items()}
-            state, now = self.part.update(state, moved(_shuffled(seen, order), self.device)), order
-        expected, windows = self._rankings(self.part, case), case.windows_now()
-        shuffled = attrs.evolve(windows, positions=windows.positions.gather(1, now))
-        for name, ranking in self.part.rank(state, moved(shuffled, self.device)).items():
-            wanted = expected[name].gather(1, now.to(self.device))
-            require(close(ranking, wanted), f"shuffled, {name!r} differs: {gap(ranking, wanted)}")
+            state = {name: taken(array, move.to(self.device)) for name, array in state.items()}
+            state, now = self.part.update(state, moved(shuffled(seen, order), self.device)), order
+        windows = moved(shuffled_windows(case.windows_now(), now), self.device)
+        found = _on_candidates(self.part.rank(state, windows), windows)
+        expected = self._rankings(self.part, case).items()
+        _same(found, {name: each.gather(1, now.to(self.device)) for name, each in expected}, "shuffled")
 
     @law("Absent columns are ignored.")
     def test_absent_columns_change_nothing(self, case: ScorerCase) -> None:
         """One column more, that nothing was observed of and that claims a far position."""
-        wider = attrs.evolve(case, windows=case.windows + 1)
-        state, windows = self.part.start(case.lanes, wider.windows, self.device), case.windows_now()
+        state, windows = self.part.start(case.lanes, case.windows + 1, self.device), case.windows_now()
         for seen in case.observations(self.part):
-            state = self.part.update(state, moved(_with_filler(seen), self.device))
-        far, no = torch.full((case.lanes, 1), 900), torch.zeros(case.lanes, 1, dtype=torch.bool)
-        present = torch.cat((windows.present, no), dim=1)
-        positions, place = torch.cat((windows.positions, far), dim=1), torch.cat((windows.place, far * 0 - 1), dim=1)
-        filled = Windows(positions, present, present, place, windows.candidates, lengths=windows.lengths)
-        expected = self._rankings(self.part, case)
-        for name, ranking in self.part.rank(state, moved(filled, self.device)).items():
-            kept = ranking[:, :-1]
-            require(close(kept, expected[name]), f"beside filler, {name!r} differs: {gap(kept, expected[name])}")
+            state = self.part.update(state, moved(with_filler(seen), self.device))
+        found = _on_candidates(self.part.rank(state, moved(filled(windows), self.device)), windows)
+        _same(found, self._rankings(self.part, case), "beside filler")
+
+    @law("What an observation says to mean nothing (tokens not written, queries not asked for) changes nothing.")
+    def test_what_means_nothing_changes_nothing(self, case: ScorerCase) -> None:
+        """The numbers that stand there are zeros first, and no numbers then."""
+        expected, state = self._rankings(self.part, case), self._start(case)
+        for seen in moved(case.observations(self.part, nothing=torch.nan), self.device):
+            state = self.part.update(state, seen)
+        _same(self._rank(self.part, case, state), expected, "with NaN there")
 
     @law("No host synchronisation (no .item(), nonzero or boolean indexing).")
     def test_the_host_never_waits(self, case: ScorerCase) -> None:
@@ -262,7 +200,20 @@ class ScorerContract(RegisteredContract[Scorer, ScorerCase]):
         state = scorer.start(case.lanes, case.windows, self.device)
         for seen in self._observations(case):
             state = scorer.update(state, seen)
-        return copied(scorer.rank(state, moved(case.windows_now(), self.device)))
+        return self._rank(scorer, case, state)
+
+    def _rank(self, scorer: Scorer, case: ScorerCase, state: State) -> Mapping[str, Tensor]:
+        """Rankings, where they mean something."""
+        windows = moved(case.windows_now(), self.device)
+        return _on_candidates(scorer.rank(state, windows), windows)
+
+    def _alone(self, case: ScorerCase, seen: list[Observation], lanes: slice) -> Mapping[str, Tensor]:
+        """Rankings of some lanes by what was shown of them."""
+        state = self.part.start(lanes.stop - lanes.start, case.windows, self.device)
+        for each in seen:
+            state = self.part.update(state, each)
+        windows = moved(windows_of(case.windows_now(), lanes), self.device)
+        return _on_candidates(self.part.rank(state, windows), windows)
 
     def _equal(self, left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> bool:
         if self.device.type == "cpu":
@@ -274,31 +225,16 @@ def _is_count(value: object) -> bool:
     return type(value) is int and value >= 1
 
 
-def _of_lane(value: ValueT, lane: int) -> ValueT:
-    """What an observation, or a rectangle of windows, says of one lane."""
-    alone = map_tensors(lambda tensor: tensor[lane : lane + 1], value)
-    if isinstance(alone, Windows):
-        return attrs.evolve(alone, candidates=alone.candidates[lane : lane + 1])
-    return alone
+def _lanes_of(rankings: Mapping[str, Tensor], lanes: slice) -> Mapping[str, Tensor]:
+    return {name: ranking[lanes] for name, ranking in rankings.items()}
 
 
-def _take(array: Tensor, index: Tensor) -> Tensor:
-    """Columns of each lane in another order."""
-    return array[torch.arange(len(index), device=array.device)[:, None], index]
+def _on_candidates(rankings: Mapping[str, Tensor], windows: Windows) -> Mapping[str, Tensor]:
+    """Rankings of these windows, where they mean something."""
+    width, others = windows.candidate.shape[1], ~windows.candidate
+    return {name: each[:, :width].masked_fill(others.to(each.device), 0) for name, each in rankings.items()}
 
 
-def _shuffled(seen: Observation, order: Tensor) -> Observation:
-    """The same observation of windows in other columns: column ``i`` of a lane is what was column ``order[i]``."""
-    columns = seen.columns
-    there = order.argsort(dim=1).gather(1, columns.clamp(min=0))
-    columns = torch.where(columns < 0, -1, there)
-    mass = seen.mass
-    if mass is not None:
-        mass = mass.gather(2, order[:, None].expand_as(mass))
-    return attrs.evolve(seen, columns=columns, mass=mass)
-
-
-def _with_filler(seen: Observation) -> Observation:
-    """The same observation with one more column, that nothing fell into."""
-    mass = None if seen.mass is None else torch.nn.functional.pad(seen.mass, (0, 1))
-    return attrs.evolve(seen, windows=seen.windows + 1, mass=mass)
+def _same(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor], where: str) -> None:
+    for name, ranking in found.items():
+        require(close(ranking, wanted[name]), f"{where}, {name!r} differs: {gap(ranking, wanted[name])}")

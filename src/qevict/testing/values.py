@@ -8,10 +8,23 @@ import torch
 from torch import Tensor
 
 from qevict.contracts.backend import Attended, EncodedSegment, Query, View
+from qevict.contracts.output import OutputProjection
 from qevict.contracts.rotary import Rotary
-from qevict.contracts.values import Costs, MovePlan, Observation, Windows
+from qevict.contracts.values import Costs, Held, MovePlan, Observation, Windows
 
-CARRIERS = (Attended, Costs, EncodedSegment, MovePlan, Observation, Query, Rotary, View, Windows)
+CARRIERS = (
+    Attended,
+    Costs,
+    EncodedSegment,
+    Held,
+    MovePlan,
+    Observation,
+    OutputProjection,
+    Query,
+    Rotary,
+    View,
+    Windows,
+)
 """Values of the contracts that carry tensors."""
 
 ValueT = TypeVar("ValueT")

@@ -10,9 +10,7 @@ def kept(length: int, sinks: int = 4, recent: int = 512) -> list[int]:
 
 def kept_for(length: int, coming: int, sinks: int = 4, recent: int = 512) -> list[int]:
     """Indices that leave room for ``coming`` tokens."""
-    if length + coming <= sinks + recent:
-        return list(range(length))
-    return [index for index in range(length) if index < sinks or index >= length - recent + coming]
+    return kept(length, sinks, recent - coming)
 
 
 def step(held: Sequence[int], position: int, sinks: int = 4, recent: int = 512) -> list[int]:

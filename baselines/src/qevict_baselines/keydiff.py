@@ -1,0 +1,74 @@
+"""KeyDiff: Key Similarity-Based KV Cache Eviction for Long-Context LLM Inference (arXiv 2504.15364)."""
+
+from typing import ClassVar, Literal, get_args
+
+import attrs
+import torch
+from jaxtyping import Float32
+from torch import Tensor
+from torch.nn import functional
+
+from qevict.contracts.rotary import Rotary
+from qevict.contracts.scorer import IMPORTANCE, Scorer, State
+from qevict.contracts.values import Held, Need, Observation, Windows
+from qevict.scorers.fields import one_of
+from qevict.shapes import Scores
+
+Domain = Literal["rotated", "pre_rope"]
+"""The keys as they are cached, or as they were before RoPE."""
+
+
+@attrs.frozen
+class KeyDiff(Scorer):
+    """Keeps windows whose keys point elsewhere than most: minus the cosine between a key and the mean direction.
+
+    KeyDiff (arXiv 2504.15364), eq. 5 and algorithm 1: the anchor of a KV head is the mean over all that is held, sinks
+    and recent tokens included, of keys of length one. No attention is needed, so any backend serves, and the question
+    need not be known.
+
+    Faithful: windows of one token, ``domain="rotated"``, lanes of one KV head. Scored anew at every event, over what is
+    then held; the paper also compresses while it reads the prompt. Different: a longer window, and a lane of several KV
+    heads, count by the sum over tokens and the mean over heads.
+
+    Args:
+        domain: "rotated" (default, the paper's) takes keys as they are cached; "pre_rope" turns them back first, so
+            that the anchor is not blurred by positions. That is another method, and not the paper's.
+
+    Bytes: 4 per window and lane.
+    """
+
+    name: ClassVar[str] = "keydiff"
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.HELD, Need.ROTARY})
+    domain: Domain = attrs.field(default="rotated", validator=one_of(*get_args(Domain)))
+
+    def start(self, lanes: int, windows: int, device: torch.device) -> State:
+        """Nothing seen."""
+        return {"difference": torch.zeros(lanes, windows, dtype=torch.float32, device=device)}
+
+    def update(self, state: State, observation: Observation) -> State:
+        """Score everything anew, whenever everything is shown."""
+        if observation.held is None:
+            return state
+        return {"difference": by_window(observation, observation.held, self.domain)}
+
+    def rank(self, state: State, windows: Windows) -> dict[str, Scores]:
+        """How much the keys differ from the rest."""
+        return {IMPORTANCE: state["difference"]}
+
+
+def by_window(observation: Observation, held: Held, domain: Domain) -> Float32[Tensor, "lanes windows"]:
+    """KeyDiff's score of all windows: mean over the lane's KV heads, sum over tokens."""
+    assert observation.rotary is not None
+    keys = held.keys if domain == "rotated" else _turned_back(held, observation.rotary)
+    return observation.sum_by_window(differences(keys, held.positions >= 0).mean(dim=1), held.columns)
+
+
+def differences(keys: Tensor, written: Tensor) -> Float32[Tensor, "lanes heads tokens"]:
+    """Minus the cosine between each key and the mean direction of its head's keys; 0 where nothing is written."""
+    directions = functional.normalize(keys.float(), dim=-1).masked_fill(~written[:, None, :, None], 0)
+    anchors = functional.normalize(directions.sum(dim=2, keepdim=True), dim=-1)
+    return -(directions * anchors).sum(dim=-1)
+
+
+def _turned_back(held: Held, rotary: Rotary) -> Tensor:
+    return rotary.unrotate(held.keys, held.rotary_positions[:, None])

@@ -1,0 +1,56 @@
+"""SnapKV: LLM Knows What You are Looking for Before Generation (arXiv 2404.14469)."""
+
+from typing import ClassVar, get_args
+
+import attrs
+import torch
+
+from qevict.contracts.scorer import IMPORTANCE, Scorer, State
+from qevict.contracts.values import Need, Observation, Windows
+from qevict.scorers.fields import at_least_one, at_least_one_or_none, one_of
+from qevict.shapes import Scores
+from qevict_baselines.accumulators import no_mass, with_masses
+from qevict_baselines.pooling import Pool, odd, pooled
+
+
+@attrs.frozen
+class ObservationWindow(Scorer):
+    """Attention that the prompt's last queries pay, pooled over neighbours, so that a fact is kept with its context.
+
+    SnapKV (arXiv 2404.14469), section 4: the mean over the window's queries of their softmax over all that they see,
+    then pooled along positions.
+
+    Faithful: windows of one token and ``recent_tokens = prompt_queries``, so that candidates at the prompt's end are
+    the tokens before the observation window. Different: a lane's query heads are averaged before the pool, as the
+    authors of AdaKV do (an average pool commutes with it); SnapKV's own code stores each KV head once per query head.
+    After the prompt each period looks anew, where the paper compresses once. On longer routing windows, masses are of
+    windows and neighbours are windows. After an eviction, neighbours are what is left.
+
+    Args:
+        prompt_queries: the observation window; 32 (default) is what the authors' code fills in, 16 to 64 are in use.
+        kernel: windows that are pooled into one; 5 (default) is the authors', 7 in their LongBench runs.
+        pool: "average" (default, the authors') or "max" (their LongBench runs).
+        observe_tokens: after the prompt, look at the last n tokens before each event only; None (default) for all.
+
+    Bytes: 4 per window and lane.
+    """
+
+    name: ClassVar[str] = "observation_window"
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.MASS, Need.FIRST_LOOKS})
+    prompt_queries: int = attrs.field(default=32, validator=at_least_one)
+    kernel: int = attrs.field(default=5, validator=odd)
+    pool: Pool = attrs.field(default="average", validator=one_of(*get_args(Pool)))
+    observe_tokens: int | None = attrs.field(default=None, validator=at_least_one_or_none)
+
+    def start(self, lanes: int, windows: int, device: torch.device) -> State:
+        """Nothing seen."""
+        return {"mass": no_mass(lanes, windows, device)}
+
+    def update(self, state: State, observation: Observation) -> State:
+        """Add the forward's masses; a period begins with none."""
+        return {"mass": with_masses(state["mass"], observation, kept=0.0)}
+
+    def rank(self, state: State, windows: Windows) -> dict[str, Scores]:
+        """Pool over the candidates."""
+        means = state["mass"] / self.prompt_queries
+        return {IMPORTANCE: pooled(means, windows.positions, windows.candidate, self.kernel, self.pool)}
