@@ -1,7 +1,7 @@
 """CriticalKV: half of a budget by attention, the rest by what a window's loss would do to the layer's output."""
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import ClassVar, SupportsFloat
 
 import attrs
 import torch
@@ -108,7 +108,7 @@ class AdaptiveTwoStages(TierRouter):
         return MovePlan(place)
 
 
-def best_of_two(first: Tensor, second: Tensor, among: Tensor, slots: Tensor, first_share: float) -> Tensor:
+def best_of_two(first: Tensor, second: Tensor, among: Tensor, slots: Tensor, first_share: SupportsFloat) -> Tensor:
     """Part of the slots by the first ranks, the rest by the second; arguments as of ``best``."""
     return top_up(best(first, among, part_of(slots, first_share)), second, among, slots)
 

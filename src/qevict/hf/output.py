@@ -31,7 +31,7 @@ def _linear(module: Any) -> torch.nn.Linear:
     found = getattr(module, _NAME, None)
     if type(found) is not torch.nn.Linear:
         msg = (
-            f"{type(module).__name__} has no plain linear layer {_NAME!r} (found {type(found).__name__}), whose "
+            f"{type(module).__name__} has no plain linear layer {_NAME!r} (found {type(found).__name__}), whose weights "
             f"the policy's scorer needs; merge adapters into the weights, load the model without weight "
             f"quantization, or use another scorer"
         )
