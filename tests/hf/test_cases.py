@@ -19,7 +19,8 @@ from qevict.contracts.values import Costs, Geometry, MovePlan, Need, Observation
 from qevict.hf.compat import CACHE_ARGUMENT
 from qevict.policy import Policy, Tier
 from qevict.quantizers.affine import PerChannel, PerToken
-from qevict.routers.greedy import GreedyTiers, rank_candidates
+from qevict.routers.filling import rank_candidates
+from qevict.routers.greedy import GreedyTiers
 from qevict.scorers.cumulative import CumulativeAttention
 from qevict.stores.memory import DeviceMemory
 from qevict.testing.footprint import reachable_bytes, reachable_tensors

@@ -20,7 +20,8 @@ from qevict.contracts.values import PROTECTED, Costs, Geometry, MovePlan, Window
 from qevict.engine.wiring import Wiring
 from qevict.errors import PolicyError
 from qevict.policies import qevict
-from qevict.routers.greedy import GreedyTiers, rank_candidates
+from qevict.routers.filling import rank_candidates
+from qevict.routers.greedy import GreedyTiers
 
 MIB = 2**20
 LLAMA_8B = Geometry(layers=32, q_heads=32, kv_heads=8, head_dim=128, dtype=torch.bfloat16)

@@ -8,6 +8,7 @@ import torch
 from tests.breaking import Break, breaks, laws_of, passes, report
 from torch import Tensor
 
+from qevict.contracts.router import LayerBounds, Scope
 from qevict.contracts.scorer import IMPORTANCE
 from qevict.contracts.values import Costs, Geometry, MovePlan, Windows
 from qevict.errors import PolicyError
@@ -52,6 +53,37 @@ class OneCapacityForAll(GreedyTiers):
 
     def plan(self, rankings: Rankings, windows: Windows, costs: Costs, capacities: Capacities) -> MovePlan:
         return super().plan(rankings, windows, costs, [capacities[0]] * len(capacities))
+
+
+@attrs.frozen
+class SharesInSecret(GreedyTiers):
+    """Fills the lanes of a row together; each may take more than its own."""
+
+    def plan(self, rankings: Rankings, windows: Windows, costs: Costs, capacities: Capacities) -> MovePlan:
+        return GreedyTiers(self.shares, "layer").plan(rankings, windows, costs, capacities)
+
+
+@attrs.frozen
+class MixesRows(GreedyTiers):
+    """Says that lanes of a layer share, and means all rows."""
+
+    scope: Scope = "layer"
+
+    def plan(self, rankings: Rankings, windows: Windows, costs: Costs, capacities: Capacities) -> MovePlan:
+        everyone = attrs.evolve(windows, layers=1, lanes_per_row=len(capacities))
+        return super().plan(rankings, everyone, costs, capacities)
+
+
+@attrs.frozen
+class ReadsOutput(GreedyTiers):
+    def plan(self, rankings: Rankings, windows: Windows, costs: Costs, capacities: Capacities) -> MovePlan:
+        return super().plan({IMPORTANCE: rankings["output"]}, windows, costs, capacities)
+
+
+@attrs.frozen
+class ReadsTheLast(GreedyTiers):
+    def plan(self, rankings: Rankings, windows: Windows, costs: Costs, capacities: Capacities) -> MovePlan:
+        return super().plan({IMPORTANCE: [*rankings.values()][-1]}, windows, costs, capacities)
 
 
 @attrs.frozen
@@ -128,7 +160,7 @@ class Synchronises(GreedyTiers):
 
 @attrs.frozen
 class SharesTwice(GreedyTiers):
-    def share(self, total_bytes: int, geometry: Geometry) -> tuple[int, ...]:
+    def share(self, total_bytes: int, geometry: Geometry, bounds: LayerBounds) -> tuple[int, ...]:
         return (total_bytes // geometry.layers + 1,) * geometry.layers
 
 
@@ -148,9 +180,15 @@ BREAKS = (
     Break("test_every_candidate_is_placed", PlacesTooFew(), "places"),
     Break("test_what_is_not_ranked_stays", MovesProtected(), "that were moved: {0: 0}"),
     Break("test_counts_are_true", Miscounts(), "it counts"),
-    Break("test_no_lane_takes_more_than_its_capacity", Promotes(), "at event 0, lane 0 takes"),
-    Break("test_no_lane_takes_more_than_its_capacity", ForgetsCopies(shares=(0.5, 0.5)), " bytes: ["),
-    Break("test_no_lane_takes_more_than_its_capacity", OneCapacityForAll(), "lane 1 takes"),
+    Break("test_nobody_takes_more_than_its_capacity", Promotes(), "at event 0, the lanes ["),
+    Break("test_nobody_takes_more_than_its_capacity", ForgetsCopies(shares=(0.5, 0.5)), " bytes: ["),
+    Break("test_nobody_takes_more_than_its_capacity", OneCapacityForAll(), "the lanes [1] take"),
+    Break("test_nobody_takes_more_than_its_capacity", SharesInSecret(), "of "),
+    Break("test_nobody_takes_more_than_its_capacity", MixesRows(), "the lanes ["),
+    Break("test_who_does_not_share_is_a_stranger", OneCapacityForAll(), "for the lanes [1]"),
+    Break("test_who_does_not_share_is_a_stranger", MixesRows(), "among others"),
+    Break("test_it_reads_the_rankings_that_it_declares", ReadsOutput(), "it raised KeyError: 'output'"),
+    Break("test_it_reads_the_rankings_that_it_declares", ReadsTheLast(), "with one ranking more"),
     Break("test_the_earlier_position_wins_a_tie", LaterWins(), "with the same score"),
     Break("test_the_order_of_columns_means_nothing", FirstColumnWins(), "with columns reversed"),
     Break("test_the_host_never_waits", Synchronises(), "_local_scalar_dense"),
@@ -165,7 +203,7 @@ def test_a_broken_router_is_told_which_law_it_breaks(broken: Break) -> None:
 @pytest.mark.parametrize("shares", [(0.3, 0.7), (1.0, 0.0), (0.2, 0.3, 0.5)], ids=str)
 def test_lanes_differ_in_capacity_whatever_the_tiers(shares: tuple[float, ...]) -> None:
     report(
-        RouterContract, Break("test_no_lane_takes_more_than_its_capacity", OneCapacityForAll(shares), "lane 1 takes")
+        RouterContract, Break("test_nobody_takes_more_than_its_capacity", OneCapacityForAll(shares), "the lanes [1] take")
     )
 
 
@@ -196,14 +234,27 @@ def test_a_router_that_accepts_no_number_of_tiers_is_told() -> None:
         passes(RouterContract, Never(), "test_every_candidate_is_placed")
 
 
+@pytest.mark.parametrize("scope", ["layer", "model"])
+def test_what_shares_is_judged_together(scope: Scope) -> None:
+    class Few(RouterContract):
+        examples = 10
+
+    for each in ("test_nobody_takes_more_than_its_capacity", "test_who_does_not_share_is_a_stranger"):
+        passes(Few, GreedyTiers((0.4, 0.6), scope), each)
+
+
 def test_a_router_may_read_other_rankings() -> None:
     @attrs.frozen
-    class ReadsOutput(GreedyTiers):
-        def plan(self, rankings: Rankings, windows: Windows, costs: Costs, capacities: Capacities) -> MovePlan:
-            return super().plan({IMPORTANCE: rankings["output"]}, windows, costs, capacities)
-
-    class TwoRankings(RouterContract):
+    class Declares(ReadsOutput):
         rankings = (IMPORTANCE, "output")
 
-    passes(TwoRankings, ReadsOutput(), "test_every_candidate_is_placed")
-    report(RouterContract, Break("test_every_candidate_is_placed", ReadsOutput(), "it raised KeyError: 'output'"))
+    passes(RouterContract, Declares(), "test_it_reads_the_rankings_that_it_declares")
+
+
+def test_a_router_that_prefers_late_positions_says_so() -> None:
+    @attrs.frozen
+    class Declares(LaterWins):
+        earlier_wins = False
+
+    with pytest.raises(pytest.skip.Exception, match="declares earlier_wins = False"):
+        passes(RouterContract, Declares(), "test_the_earlier_position_wins_a_tie")

@@ -11,7 +11,7 @@ from qevict.contracts.scorer import IMPORTANCE, Scorer, State
 from qevict.contracts.values import Need, Observation, Windows
 from qevict.scorers.fields import at_least_one
 from qevict.shapes import Scores
-from qevict_baselines.output_norms import ATTENTION
+from qevict_baselines.defensivekv import ATTENTION
 from qevict_baselines.pooling import odd, pooled
 
 _RISK, _SHARE = "risk", "share"

@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 import attrs
 from torch import Tensor
 
+from qevict.contracts.scorer import IMPORTANCE
 from qevict.contracts.values import Costs, Geometry, MovePlan, Windows
 
 Scope = Literal["lane", "layer", "model"]
@@ -35,17 +36,22 @@ class TierRouter(ABC):
         * The planned bytes of the lanes that share are together at most their capacities, as long as the codes that
           their windows already keep in a tier fit that tier's part of it (they do: capacities never shrink).
         * Rows are strangers, and so are lanes that do not share.
-        * Of two windows with equal scores the earlier position wins.
+        * Of two windows of a lane with equal scores the earlier position wins, unless :attr:`earlier_wins` is False.
         * No host synchronisation.
 
     Attributes:
         name: the name in files and on the command line.
         scope: which lanes share their capacities. With ``"model"`` all layers wait for the last one with their prompt
             uncompressed.
+        rankings: names of the rankings that :meth:`plan` reads; the scorer must offer them all.
+        earlier_wins: of two windows with equal scores the earlier position wins. False for a router that prefers late
+            positions.
     """
 
     name: ClassVar[str]
-    scope: ClassVar[Scope] = "lane"
+    scope: Scope = "lane"
+    rankings: tuple[str, ...] = (IMPORTANCE,)
+    earlier_wins: bool = True
 
     def share(self, total_bytes: int, geometry: Geometry, bounds: LayerBounds) -> tuple[int, ...]:
         """Split a row's bytes over the layers; equal unless a router says otherwise."""

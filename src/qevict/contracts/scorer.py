@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import ClassVar
 
+import attrs
 import torch
 from torch import Tensor
 
@@ -15,6 +16,21 @@ State = Mapping[str, Tensor]
 
 IMPORTANCE = "importance"
 """Name of the ranking that routers read when a scorer has only one."""
+
+
+@attrs.frozen
+class Repeats:
+    """How a prompt is repeated behind itself, for scorers that need its reconstruction.
+
+    Attributes:
+        tokens: of the prompt, in one piece.
+        instruction: token ids before each piece, such as those of a request to repeat the text.
+        lead_tokens: last tokens of the piece before, given again before each piece but the first.
+    """
+
+    tokens: int = 2048
+    instruction: tuple[int, ...] = ()
+    lead_tokens: int = 8
 
 
 class Scorer(ABC):
@@ -38,6 +54,8 @@ class Scorer(ABC):
         observe_tokens: after the prompt, masses are of the last n tokens before each routing event only; None for all.
             Of a forward with none of these tokens there are no masses: :meth:`update` is not called if the scorer needs
             masses alone, and otherwise gets ``mass=None``.
+        repeats: how the prompt is repeated, with ``Need.RECONSTRUCTION``: ``session.prefill`` does so, at two to three
+            times the cost of reading it.
         keeps_suffix: of two windows the later one ranks higher, so that what a row keeps behind its sinks is a suffix.
         lanes_share_row: scores of a row's lanes may depend on one another, as where a head counts by its share of all.
     """
@@ -47,6 +65,7 @@ class Scorer(ABC):
     prompt_queries: int | None = None
     prompt_stride: int = 1
     observe_tokens: int | None = None
+    repeats: Repeats | None = None
     keeps_suffix: ClassVar[bool] = False
     lanes_share_row: ClassVar[bool] = False
 

@@ -40,6 +40,7 @@ class Need(enum.Enum):
     HELD = "held"
     ROTARY = "rotary"
     OUTPUT_PROJECTION = "output projection"
+    RECONSTRUCTION = "reconstruction"
 
 
 ATTENDED = frozenset({Need.MASS, Need.MASS_BY_QUERY})
@@ -135,6 +136,7 @@ class Observation:
         values: the forward's new values; None unless ``Need.VALUES`` is declared.
         columns: column of the window that each new token fell into; -1 for sinks and pads.
         windows: number of columns.
+        lanes_per_row: lanes of one row, one after another.
         ends_prompt: the prompt ends with this forward.
         mass_by_query: attention mass by query and window; None unless ``Need.MASS_BY_QUERY`` is declared.
         queries: the queries themselves, as the model rotated them; None unless ``Need.QUERIES`` is declared.
@@ -147,7 +149,10 @@ class Observation:
             ``Need.HELD`` with every forward that ends in a routing event of some row; None otherwise.
         rotary: turns keys and queries; None unless ``Need.ROTARY`` is declared.
         output: the layer's output projection; None unless ``Need.OUTPUT_PROJECTION`` is declared.
-        lanes_per_row: lanes of one row, one after another.
+        reconstruction: the highest probability that any token of a repetition of the prompt, read behind it, gives to
+            a token of each window, by query head; 0 where nothing was repeated. It comes before the prompt's event, in
+            as many observations as the repetition has pieces, and nothing else with it. None unless
+            ``Need.RECONSTRUCTION`` is declared.
     """
 
     columns: LaneTokens
@@ -156,6 +161,7 @@ class Observation:
     stands_for: float = attrs.field(default=1.0, kw_only=True)
     keys: TokenVectors | None = None
     values: TokenVectors | None = None
+    lanes_per_row: int = attrs.field(default=1, kw_only=True)
     ends_prompt: bool = attrs.field(default=False, kw_only=True)
     mass_by_query: MassByQuery | None = attrs.field(default=None, kw_only=True)
     queries: Queries | None = attrs.field(default=None, kw_only=True)
@@ -165,7 +171,7 @@ class Observation:
     held: Held | None = attrs.field(default=None, kw_only=True)
     rotary: Rotary | None = attrs.field(default=None, kw_only=True)
     output: OutputProjection | None = attrs.field(default=None, kw_only=True)
-    lanes_per_row: int = attrs.field(default=1, kw_only=True)
+    reconstruction: Mass | None = attrs.field(default=None, kw_only=True)
 
     def sum_by_window(self, amounts: Tensor, columns: Tensor | None = None) -> Tensor:
         """Add up ``[lanes, tokens]`` amounts of tokens by the window that each fell into, in fp32.

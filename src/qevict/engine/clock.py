@@ -63,6 +63,7 @@ class Clock:
         events: how long each row was at each of its events; forgotten once something was evicted or encoded.
         prompt_tokens: slots of the prompt, if announced.
         prompted: the prompt has ended.
+        held: the prompt is not to end with any forward.
         lengths: ``tokens`` on the device.
         offset: rotary minus true position, by row.
         faults: two flags, read at the next event: a position that did not continue its row; a real token masked.
@@ -77,6 +78,7 @@ class Clock:
     events: tuple[tuple[int, ...], ...] = ()
     prompt_tokens: int | None = None
     prompted: bool = False
+    held: bool = False
     lengths: Tensor | None = None
     offset: Tensor | None = None
     faults: Tensor | None = None
@@ -173,7 +175,7 @@ class Clock:
         faults = faults if self.faults is None else faults | self.faults
         new = (width,) * rows if trusted else _ask(valid, faults, rows, width)
         after = tuple(old + more for old, more in zip(before, new, strict=True))
-        ends = not self.prompted and self.seen + width >= (self.prompt_tokens or 0)
+        ends = not self.prompted and not self.held and self.seen + width >= (self.prompt_tokens or 0)
         if ends and 0 in after:
             msg = f"row {after.index(0)} has no real token: its attention mask is 0 throughout; drop the row"
             raise InputError(msg)
@@ -183,6 +185,33 @@ class Clock:
         left = tuple(self.period_tokens - (0 if now else count) for now, count in zip(due, since, strict=True))
         padded = any(count != self.seen + width for count in after)
         return Arrival(self.seen, true, before, after, grown, due, left, not self.prompted, ends, padded)
+
+    def hold(self) -> None:
+        """The prompt goes on until :meth:`Clock.end_prompt`, however many tokens come."""
+        self.held = True
+
+    def still(self, due: Sequence[bool] | None = None, *, ends_prompt: bool = False) -> Arrival:
+        """A forward of no tokens.
+
+        Args:
+            due: rows whose routing event it brings; None for none.
+            ends_prompt: the prompt ends with it.
+        """
+        assert self.lengths is not None
+        rows = len(self.tokens)
+        due = (False,) * rows if due is None else tuple(due)
+        return Arrival(
+            start=self.seen,
+            positions=torch.empty(rows, 0, dtype=self.lengths.dtype, device=self.lengths.device),
+            before=self.tokens,
+            after=self.tokens,
+            lengths=self.lengths,
+            due=due,
+            left=tuple(self.period_tokens - (0 if now else own) for now, own in zip(due, self.since, strict=True)),
+            in_prompt=ends_prompt or not self.prompted,
+            whole_prompt=ends_prompt,
+            padded=any(own != self.seen for own in self.tokens),
+        )
 
     def finish(self, arrival: Arrival) -> None:
         """Move on, when the last layer is done."""

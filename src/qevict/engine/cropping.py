@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from qevict.engine import records as table
-from qevict.engine.clock import Arrival, refuse
+from qevict.engine.clock import refuse
 from qevict.engine.engine import Engine
 from qevict.engine.event import check_reserve
 from qevict.engine.landing import land
@@ -43,7 +43,7 @@ def crop(engine: Engine, slots: int) -> None:
         last = [(own - since, False) for own, since in zip(clock.tokens, clock.since, strict=True)]
         clock.cut(slots, tokens, last)
         hide(engine)
-    elif engine.whole:
+    elif engine.whole and engine.wiring.policy.route_at == "period":
         _rewind(engine, slots, tokens)
     else:
         msg = (
@@ -78,20 +78,8 @@ def _rewind(engine: Engine, slots: int, tokens: Sequence[int]) -> None:
 def _make_room(engine: Engine, due: Sequence[bool]) -> None:
     """What an event without tokens does: it routes the rows that are due, and opens windows for all."""
     clock = engine.clock
-    assert clock.lengths is not None
     assert clock.offset is not None
-    arrival = Arrival(
-        start=clock.seen,
-        positions=torch.empty(len(due), 0, dtype=clock.lengths.dtype, device=clock.lengths.device),
-        before=clock.tokens,
-        after=clock.tokens,
-        lengths=clock.lengths,
-        due=tuple(due),
-        left=tuple(clock.period_tokens - since for since in clock.since),
-        in_prompt=False,
-        whole_prompt=False,
-        padded=any(own != clock.seen for own in clock.tokens),
-    )
+    arrival = clock.still(due)
     landing = land(engine.wiring, arrival, clock.offset)
     engine.route_together(range(len(engine.layers)), arrival, landing, ask=False)
     if not engine.whole:

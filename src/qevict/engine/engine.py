@@ -7,7 +7,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from qevict.contracts.backend import Query, View
+from qevict.contracts.backend import View
 from qevict.contracts.values import Need, Observation
 from qevict.engine import event, tally
 from qevict.engine.checks import check_state
@@ -17,11 +17,12 @@ from qevict.engine.forward import Forward, Incoming, check_sizes
 from qevict.engine.landing import Landing, land
 from qevict.engine.layer import Layer
 from qevict.engine.looks import look_at
+from qevict.engine.observing import asked, observe, shows_something
 from qevict.engine.records import Grid
 from qevict.engine.stack import Stack
 from qevict.engine.tally import Tally
 from qevict.engine.wiring import Wiring
-from qevict.errors import InterruptedCacheError
+from qevict.errors import InterruptedCacheError, UnsupportedOperationError
 
 
 @attrs.define(eq=False)
@@ -119,7 +120,8 @@ class Engine:
         line = layer.append(keys, values, forward.landing)
         grid = layer.records.grid()
         output, mass = self._attend(layer, grid, incoming, forward)
-        self._score(layer, grid, arrival, _observe(layer, grid, forward, line, mass, keys, values))
+        if self.wiring.policy.scorer.needs or layer.records.state:
+            self._score(layer, grid, arrival, observe(layer, grid, forward, line, mass, incoming))
         if arrival.event:
             self._route(index, forward)
         if index == self.wiring.geometry.layers - 1:
@@ -129,6 +131,7 @@ class Engine:
     def _arrive(self, index: int, incoming: Incoming) -> Forward:
         if index == 0:
             self.check_whole()
+            self._check_repeated()
             rows = incoming.query.shape[0]
             arrival = self.clock.begin(incoming.valid, incoming.visible, incoming.position_ids, rows)
             assert self.clock.offset is not None
@@ -139,6 +142,17 @@ class Engine:
             self.layers.append(Layer.open(self.wiring, incoming.query.shape[0], incoming.keys.device))
         assert self.forward is not None
         return self.forward
+
+    def _check_repeated(self) -> None:
+        """A prompt that is to be repeated is held until then."""
+        scorer = self.wiring.policy.scorer
+        if Need.RECONSTRUCTION in scorer.needs and not (self.clock.prompted or self.clock.held):
+            msg = (
+                f"scorer {scorer.name!r} lets the model repeat the prompt before it is compressed, which a plain forward "
+                f"cannot do; read the context by cache = session.prefill(context_ids), then go on with "
+                f"session.generate(new_ids, cache=cache)"
+            )
+            raise UnsupportedOperationError(msg)
 
     def _attend(self, layer: Layer, grid: Grid, incoming: Incoming, forward: Forward) -> tuple[Tensor, Tensor | None]:
         """The output, and the masses if the scorer needs them.
@@ -158,7 +172,7 @@ class Engine:
             history = (incoming.keys, incoming.values) if first else layer.history(arrival.after[0])
             output = incoming.native(*history)
             return output, self._mass(layer, view, incoming, forward) if wanted else None
-        query = _asked(layer, incoming, incoming.query, landing.positions, padded=landing.padded)
+        query = asked(layer, incoming, incoming.query, landing.positions, padded=landing.padded)
         told = wanted and look.everything
         seen = self.wiring.backend.attend(query, view, want_mass=told)
         rows = incoming.query.shape[0]
@@ -168,33 +182,46 @@ class Engine:
     def _mass(self, layer: Layer, view: View, incoming: Incoming, forward: Forward) -> Tensor:
         """A second pass over the queries that count."""
         look = forward.look
-        query = _asked(layer, incoming, incoming.query[:, :, look.slots], look.positions, padded=True)
+        query = asked(layer, incoming, incoming.query[:, :, look.slots], look.positions, padded=True)
         if layer.whole:
             query = attrs.evolve(query, known=look.known)
         return self.wiring.backend.mass(query, view)
 
     def _score(self, layer: Layer, grid: Grid, arrival: Arrival, observation: Observation) -> None:
-        """Score and record; a scorer that looks at masses alone is not called where it wanted no look."""
+        """Score and record; a scorer is not called where nothing that it needs is to be seen."""
         scorer, old = self.wiring.policy.scorer, layer.records.state
-        if observation.mass is None and scorer.needs == {Need.MASS}:
+        if scorer.needs and not shows_something(observation):
             return
-        if old or scorer.needs:
-            state = scorer.update(layer.state(grid), observation)
-            if arrival.event:  # the prompt is one; a look at every token would find nothing else
-                check_state(scorer.name, state, old, grid.shape)
-            layer.remember(grid, state)
+        state = scorer.update(layer.state(grid), observation)
+        if arrival.event:  # the prompt is one; a look at every token would find nothing else
+            check_state(scorer.name, state, old, grid.shape)
+        layer.remember(grid, state)
 
     def _route(self, index: int, forward: Forward) -> None:
-        """End a layer's prompt at once, so that it does not wait uncompressed for the others, if nothing must be asked.
+        """End a layer's prompt at once, so that it does not wait uncompressed for the others.
 
-        Other events wait for the end of the forward, when all layers are routed together.
+        The device is asked if the router does not know how much it moves: once for each layer, for each prompt. Other
+        events wait for the end of the forward, when all layers are routed together, as do layers that share bytes.
         """
-        self.waiting.append(index)
-        if forward.arrival.in_prompt:
-            planned = event.plan(Stack.of([self.layers[index]]), [index], forward.arrival, forward.landing)
-            if planned.foreseen is not None:
-                event.carry_out(planned, planned.foreseen, forward.arrival, forward.landing)
-                self.waiting.pop()
+        if forward.arrival.in_prompt and self.wiring.policy.router.scope != "model":
+            self.route_together([index], forward.arrival, forward.landing, ask=False)
+        else:
+            self.waiting.append(index)
+
+    def end_prompt(self) -> None:
+        """End a prompt that was held, with the event that falls at its end."""
+        arrival = self.clock.still((True,) * len(self.clock.tokens), ends_prompt=True)
+        assert self.clock.offset is not None
+        landing = land(self.wiring, arrival, self.clock.offset)
+        with self.change():
+            together = [[*range(len(self.layers))]] if self.wiring.policy.router.scope == "model" else self._each()
+            for indices in together:
+                self.route_together(indices, arrival, landing, ask=False)
+            self.clock.finish(arrival)
+            self.clock.held = False
+
+    def _each(self) -> list[list[int]]:
+        return [[index] for index in range(len(self.layers))]
 
     def _finish(self, forward: Forward) -> None:
         """Route what waits, with one question to the device for all layers; then move the clock."""
@@ -238,25 +265,3 @@ class Engine:
     def _ask_for_faults(self) -> None:
         assert self.clock.faults is not None
         refuse(*self.clock.faults.tolist())
-
-
-def _asked(layer: Layer, incoming: Incoming, vectors: Tensor, positions: Tensor, *, padded: bool) -> Query:
-    """Some of a forward's queries, by lane, and what the model does to their logits."""
-    return layer.query(
-        vectors, positions, incoming.scaling, padded=padded, softcap=incoming.softcap, sink_logits=incoming.sink_logits
-    )
-
-
-def _observe(
-    layer: Layer, grid: Grid, forward: Forward, line: Tensor, mass: Tensor | None, keys: Tensor, values: Tensor
-) -> Observation:
-    """What the scorer asked to be shown; new tokens always lie in the dense segment, whose columns come first."""
-    needs, columns = layer.wiring.policy.scorer.needs, line - layer.records.starts[:, :1]
-    return Observation(
-        columns=columns if forward.landing.of_windows is None else torch.where(line < 0, -1, columns),
-        windows=grid.shape[1],
-        mass=mass,
-        stands_for=forward.look.stands_for,
-        keys=keys if Need.KEYS in needs else None,
-        values=values if Need.VALUES in needs else None,
-    )

@@ -99,8 +99,10 @@ def carry_out(event: Event, counted: Tally, arrival: Arrival, landing: Landing) 
     tokens, left = first.lane_counts(arrival.after), first.lane_counts(arrival.left)
     goals = [wiring.windows_until(own + more) for own, more in zip(tokens, left, strict=True)] * len(stack.layers)
     room = [max(opened, goal) for opened, goal in zip(stack.records.opened, goals, strict=True)]
-    allowed = [_allowed_bytes(wiring, budgets, tokens) for budgets in event.budgets]
     needed = [_needed_bytes(stack, index, counted, room) for index in range(len(stack.layers))]
+    allowed = [None if _unlimited(wiring, arrival) else _allowed_bytes(wiring, own, tokens) for own in event.budgets]
+    if wiring.policy.router.scope == "model":
+        allowed = _together(allowed, needed)
     spare = [None if most is None else most - need for most, need in zip(allowed, needed, strict=True)]
     mover.apply(stack, event.move, counted, room, spare)
     for layer, most in zip(stack.layers, allowed, strict=True):
@@ -108,9 +110,24 @@ def carry_out(event: Event, counted: Tally, arrival: Arrival, landing: Landing) 
     stack.hide(stack.for_every_layer(landing.lengths))
 
 
+def _unlimited(wiring: Wiring, arrival: Arrival) -> bool:
+    """Nothing holds the cache to its budget: it bills otherwise, or was compressed once and grows from there."""
+    policy = wiring.policy
+    return policy.accounting == "paper" or (policy.route_at == "prompt" and not arrival.in_prompt)
+
+
+def _together(allowed: Sequence[int | None], needed: Sequence[int]) -> list[int | None]:
+    """Layers that share bytes: each may have what it needs, and an equal part of what all leave over."""
+    limits = [own for own in allowed if own is not None]
+    if len(limits) < len(allowed):
+        return list(allowed)
+    left = (sum(limits) - sum(needed)) // len(limits)
+    return [need + left for need in needed]
+
+
 def _allowed_bytes(wiring: Wiring, budgets: Sequence[int | None], tokens: Sequence[int]) -> int | None:
     """Bytes that a layer may have allocated; None where nothing limits it."""
-    if wiring.policy.accounting == "paper" or all(budget is None for budget in budgets):
+    if all(budget is None for budget in budgets):
         return None
     lanes = zip(budgets, tokens, strict=True)
     return sum(

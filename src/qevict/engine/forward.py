@@ -5,6 +5,7 @@ from collections.abc import Callable
 import attrs
 from torch import Tensor
 
+from qevict.contracts.output import OutputProjection
 from qevict.contracts.values import Geometry
 from qevict.engine.clock import Arrival
 from qevict.engine.landing import Landing
@@ -30,6 +31,7 @@ class Incoming:
         position_ids: rotary positions as the model received them.
         softcap: what the model caps its logits at; None where it does not.
         sink_logits: ``[q_heads]`` the model's sink logits; None where it has none.
+        output: reads the layer's output projection; None where nobody asks.
     """
 
     query: Tensor
@@ -42,6 +44,7 @@ class Incoming:
     position_ids: Tensor
     softcap: float | None = None
     sink_logits: Tensor | None = None
+    output: Callable[[], OutputProjection] | None = None
 
 
 @attrs.frozen(eq=False)

@@ -30,6 +30,24 @@ class Totals:
     evictions: int = 0
 
 
+@attrs.frozen(eq=False)
+class Asked:
+    """Queries of a prompt's pieces that wait for its end.
+
+    Attributes:
+        vectors: ``[lanes, heads, group, queries, head_dim]``.
+        positions: ``[lanes, queries]``.
+    """
+
+    vectors: Tensor
+    positions: Tensor
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of both."""
+        return self.vectors.nbytes + self.positions.nbytes
+
+
 @attrs.define(eq=False)
 class Layer:
     """The mutable state of one layer.
@@ -45,6 +63,7 @@ class Layer:
         hidden: by pool, what attention must not see: tokens of the dense pool, slots of the others.
         whole: every token is still held as the model gave it, or rounded once to the stored dtype.
         totals: windows moved so far.
+        asked: queries that a scorer wants to see at the prompt's end, while it is read in pieces.
     """
 
     wiring: Wiring
@@ -57,6 +76,7 @@ class Layer:
     hidden: tuple[Tensor, ...]
     whole: bool = True
     totals: Totals = attrs.field(factory=Totals)
+    asked: Asked | None = None
 
     @classmethod
     def open(cls, wiring: Wiring, rows: int, device: torch.device) -> "Layer":
@@ -92,7 +112,8 @@ class Layer:
         """Bytes of everything this layer has allocated."""
         pools = sum(pool.nbytes for pool in self.pools)
         hidden = sum(mask.nbytes for mask in self.hidden)
-        return pools + self.sink_keys.nbytes + self.sink_values.nbytes + self.records.nbytes + hidden
+        asked = 0 if self.asked is None else self.asked.nbytes
+        return pools + self.sink_keys.nbytes + self.sink_values.nbytes + self.records.nbytes + hidden + asked
 
     @property
     def coded(self) -> bool:
@@ -171,7 +192,7 @@ class Layer:
         dense, complete = self.pools[0].lend(), grid.index is None
         slots = grid.spread(self.records.slots)
         return View(
-            sink_keys=self.sink_keys,
+            sink_keys=self._attended_sinks(),
             sink_values=self.sink_values,
             keys=dense["keys"],
             values=dense["values"],
@@ -185,6 +206,20 @@ class Layer:
             rotary=self.wiring.rotary,
             rotary_offset=landing.rotary_offset,
         )
+
+    def _attended_sinks(self) -> Tensor:
+        """Keys of the sinks where attention sees them.
+
+        With positions relative to the cache, what was evicted between them and the rest leaves no gap: they turn by as
+        many positions, and all differences to what follows are those of places in the cache (StreamingLLM).
+        """
+        rotary = self.wiring.rotary
+        if self.wiring.policy.positions == "original" or self.whole or rotary is None:
+            return self.sink_keys
+        first = self.records.window[self.records.starts[:, 0].clamp(max=max(self.records.lines - 1, 0))]
+        gap = first.long() * self.wiring.policy.window_tokens
+        turned = attrs.evolve(rotary, amplitude=1.0).rotate(self.sink_keys, gap[:, None, None])
+        return turned.to(self.sink_keys.dtype)
 
     def _encoded(self, grid: Grid, slots: Tensor) -> tuple[EncodedSegment, ...]:
         segments, column = [], grid.widths[0]

@@ -23,6 +23,7 @@ class Look:
         everything: no query of the forward is left out.
         nothing: the scorer wants no look at this forward.
         known: what the host knows of the positions while a layer is whole.
+        first: by row, whether these are the first queries looked at since the row's last event.
     """
 
     slots: slice
@@ -31,6 +32,7 @@ class Look:
     everything: bool = False
     nothing: bool = False
     known: Known = attrs.field(factory=Known)
+    first: tuple[bool, ...] = ()
 
 
 def look_at(wiring: Wiring, clock: Clock, arrival: Arrival) -> Look:
@@ -51,7 +53,8 @@ def _look(scorer: Scorer, clock: Clock, arrival: Arrival) -> Look:
     if not clock.prompted:
         return _in_prompt(scorer, clock.prompt_tokens or 0, arrival)
     if scorer.observe_tokens is None:
-        return Look(slice(0, None), arrival.positions, everything=True)
+        first = tuple(since == 0 and new > 0 for since, new in zip(clock.since, _new(arrival), strict=True))
+        return Look(slice(0, None), arrival.positions, everything=True, first=first)
     return _before_events(scorer.observe_tokens, clock, arrival)
 
 
@@ -69,16 +72,21 @@ def _before_events(last: int, clock: Clock, arrival: Arrival) -> Look:
     """The last tokens of each row before its next event, be it at the end of this forward or later."""
     rows = zip(arrival.after, arrival.due, arrival.left, strict=True)
     since = [_next_event(clock, *row) - last for row in rows]
-    new = [after - before for before, after in zip(arrival.before, arrival.after, strict=True)]
-    seen = [min(count, max(0, after - first)) for count, after, first in zip(new, arrival.after, since, strict=True)]
+    new = _new(arrival)
+    seen = [min(count, max(0, after - start)) for count, after, start in zip(new, arrival.after, since, strict=True)]
+    first = tuple(before <= start and n > 0 for before, start, n in zip(arrival.before, since, seen, strict=True))
     slots, stands_for = slice(arrival.tokens - max(seen), None), clock.period_tokens / last
     positions = arrival.positions[:, slots]
     if not max(seen):
         return Look(slots, positions, stands_for, nothing=True)
     if seen == new:
-        return Look(slice(0, None), arrival.positions, stands_for, everything=True)
-    first = to_device(since, positions.device)[:, None]
-    return Look(slots, torch.where(positions < first, -1, positions), stands_for)
+        return Look(slice(0, None), arrival.positions, stands_for, everything=True, first=first)
+    start = to_device(since, positions.device)[:, None]
+    return Look(slots, torch.where(positions < start, -1, positions), stands_for, first=first)
+
+
+def _new(arrival: Arrival) -> list[int]:
+    return [after - before for before, after in zip(arrival.before, arrival.after, strict=True)]
 
 
 def _next_event(clock: Clock, after: int, due: bool, left: int) -> int:  # noqa: FBT001 - the fields of an arrival

@@ -11,6 +11,7 @@ from qevict.engine.engine import Engine
 from qevict.engine.layer import Layer, Totals, part
 from qevict.engine.records import Counts
 from qevict.engine.selection import hide
+from qevict.errors import UnsupportedOperationError
 
 COLUMNS = {"window": torch.int32, "place": torch.int8, "moves": torch.int16}
 """Columns of the table of records that every policy has, beside the slots."""
@@ -60,8 +61,13 @@ def take(engine: Engine) -> Snapshot:
 
     Raises:
         InterruptedCacheError: a forward over the cache broke off half way.
+        UnsupportedOperationError: it lies between pieces of a prompt whose queries its scorer waits for.
     """
     engine.check_whole()
+    if any(layer.asked is not None for layer in engine.layers):
+        name = engine.wiring.policy.scorer.name
+        msg = f"scorer {name!r} waits for the end of a prompt that is read in pieces; save the cache when it has ended"
+        raise UnsupportedOperationError(msg)
     clock, tensors = engine.clock, {}
     for name, value in (("clock.offset", clock.offset), ("clock.faults", clock.faults)):
         if value is not None:

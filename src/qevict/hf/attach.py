@@ -10,6 +10,7 @@ import attrs
 import torch
 from torch import Tensor
 
+from qevict.contracts.values import Need
 from qevict.errors import InputError, NothingRuledWarning, UnsupportedModelError, UnsupportedOperationError
 from qevict.hf import attention
 from qevict.hf.cache import Cache
@@ -18,6 +19,7 @@ from qevict.hf.layers import text_config
 from qevict.hf.modes import refuse_modes, rows_per_prompt
 from qevict.hf.names import name_for
 from qevict.hf.reading import check_ids, check_mask, read_into
+from qevict.hf.reconstruction import read_and_repeat
 from qevict.hf.recording import Recording, record
 from qevict.hf.support import wire
 from qevict.hf.unwrapping import unwrap
@@ -64,7 +66,8 @@ class Session:
             raise InputError(msg)
         cache = self.cache()
         cache.expect(check_ids(input_ids))
-        read_into(cache, unwrap(self.model), input_ids, attention_mask, chunk_tokens)
+        read = read_and_repeat if Need.RECONSTRUCTION in self.policy.scorer.needs else read_into
+        read(cache, unwrap(self.model), input_ids, attention_mask, chunk_tokens)
         return cache
 
     def record(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Recording:

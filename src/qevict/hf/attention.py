@@ -16,6 +16,7 @@ from qevict.errors import InputError, UnsupportedModelError, UnsupportedOperatio
 from qevict.hf.compiling import outside_graphs
 from qevict.hf.layer import CacheLayer, layer_of, plain_arithmetic
 from qevict.hf.names import BASES
+from qevict.hf.output import read_output
 
 _OWN_MASK = "_qevict_mask"
 """Attribute on masks that our mask functions made; a mask without it came from the caller."""
@@ -93,6 +94,7 @@ def _through_engine(
         position_ids=kwargs["position_ids"],
         softcap=kwargs.get("softcap"),
         sink_logits=kwargs.get("s_aux"),
+        output=partial(read_output, module, key.shape[1]),
     )
     with plain_arithmetic(device):
         return layer.engine.step(layer.index, incoming)

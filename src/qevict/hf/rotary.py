@@ -12,8 +12,12 @@ _BY_LAYER_TYPE = "full_attention"
 """Prefix of the table of the ruled layers, where a model has a table for each type of layer (Gemma-3)."""
 
 
-def read_rotary(model: Any) -> Rotary:
+def read_rotary(model: Any, why: str) -> Rotary:
     """The table by which the keys of the ruled layers turn, as a copy.
+
+    Args:
+        model: the model.
+        why: what needs it, for the message.
 
     Raises:
         UnsupportedModelError: the model has no rotary module of the known form, or its table changes on the way.
@@ -28,9 +32,10 @@ def read_rotary(model: Any) -> Rotary:
     kind = kind[_BY_LAYER_TYPE] if isinstance(kind, dict) else kind
     if kind not in EXACT_ROPE_TYPES:
         msg = (
-            f"{type(model).__name__} cannot be served by a policy that quantizes: RoPE of type {kind!r} changes its "
+            f"{type(model).__name__} cannot be served by a policy that {why}: RoPE of type {kind!r} changes its "
             f"frequencies with the length of the text, so that stored keys cannot be turned back; exact are: "
-            f"{', '.join(sorted(EXACT_ROPE_TYPES))}; policies whose tiers keep full precision can be used"
+            f"{', '.join(sorted(EXACT_ROPE_TYPES))}; policies whose tiers keep full precision, at original positions, "
+            f"and whose scorers do not turn keys can be used"
         )
         raise UnsupportedModelError(msg)
     return Rotary(frequencies.detach().float().clone(), float(getattr(module, f"{prefix}attention_scaling", 1.0)))

@@ -4,12 +4,13 @@ from typing import Any
 
 import torch
 
-from qevict.contracts.values import Geometry
+from qevict.contracts.values import Geometry, Need
 from qevict.engine.wiring import Wiring
 from qevict.errors import PolicyError, UnsupportedModelError
 from qevict.hf.compat import INSTALLED, OLDEST
 from qevict.hf.layers import library_layers, text_config
 from qevict.hf.names import name_for
+from qevict.hf.output import check_outputs
 from qevict.hf.rotary import read_rotary
 from qevict.policy import Policy
 
@@ -56,12 +57,23 @@ def wire(model: Any, policy: Policy) -> Wiring:
         head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
         dtype=policy.dtype or model.dtype,
     )
-    encodes = any(tier.codec is not None for tier in policy.tiers)
-    rotary = read_rotary(model) if encodes and geometry.layers else None
+    why = _turns(policy)
+    rotary = read_rotary(model, why) if why and geometry.layers else None
+    if Need.OUTPUT_PROJECTION in policy.scorer.needs:
+        check_outputs(model)
     device = torch.device("cpu") if model.device.type == "meta" else model.device  # a sketch runs nowhere
     wiring = Wiring(policy, geometry, rotary, device, _softcap(config))
     wiring.check()
     return wiring
+
+
+def _turns(policy: Policy) -> str | None:
+    """What a policy turns keys for; None if it does not."""
+    if any(tier.codec is not None for tier in policy.tiers):
+        return "quantizes"
+    if Need.ROTARY in policy.scorer.needs:
+        return f"scores by {policy.scorer.name!r}, which turns keys"
+    return "sees kept keys at their places in the cache" if policy.positions == "cache_relative" else None
 
 
 def _old_library(_model: Any, _config: Any) -> str | None:

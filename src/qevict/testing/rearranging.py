@@ -59,6 +59,7 @@ def shuffled(seen: Observation, order: Tensor) -> Observation:
         mass=by_window(seen.mass),
         mass_by_query=by_window(seen.mass_by_query),
         positions=by_window(seen.positions),
+        reconstruction=by_window(seen.reconstruction),
         held=None if held is None else attrs.evolve(held, columns=there(held.columns)),
     )
 
@@ -86,6 +87,7 @@ def with_filler(seen: Observation) -> Observation:
         mass=wider(seen.mass, 0),
         mass_by_query=wider(seen.mass_by_query, 0),
         positions=wider(seen.positions, -1),
+        reconstruction=wider(seen.reconstruction, 0),
     )
 
 

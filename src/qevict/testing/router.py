@@ -11,10 +11,9 @@ from hypothesis.strategies import SearchStrategy
 from torch import Tensor
 
 from qevict.contracts.router import LayerBounds, TierRouter
-from qevict.contracts.scorer import IMPORTANCE
 from qevict.contracts.values import PROTECTED, Costs, Geometry, MovePlan, Windows
 from qevict.errors import PolicyError
-from qevict.testing.contract import RegisteredContract, law, plain_law
+from qevict.testing.contract import RegisteredContract, declares, law, plain_law
 from qevict.testing.operators import Operators
 from qevict.testing.routing import EVENTS, Question, RouterCase, Setting, cases_of, first_event
 from qevict.testing.values import copied, moved, require, same_values
@@ -26,10 +25,8 @@ MOST_TIERS = 6
 class RouterContract(RegisteredContract[TierRouter, RouterCase]):
     """The laws of a tier router. One line makes them tests of yours.
 
-    The number of tiers is drawn among those that the router's ``check`` accepts.
-
-    Attributes:
-        rankings: names of the rankings that the router reads.
+    The number of tiers is drawn among those that the router's ``check`` accepts, and the rankings are those that its
+    ``rankings`` name. It is asked about several rows, layers and lanes of each row at a time.
 
     Example:
         ```python
@@ -44,10 +41,9 @@ class RouterContract(RegisteredContract[TierRouter, RouterCase]):
 
     kind: ClassVar[type] = TierRouter
     examples: ClassVar[int] = 25
-    rankings: ClassVar[tuple[str, ...]] = (IMPORTANCE,)
 
     def cases(self) -> SearchStrategy[RouterCase]:
-        """Up to three lanes of eight windows, with ties, protected windows and filler."""
+        """Up to two layers, rows, and lanes of each row, of eight windows, with ties, protected windows and filler."""
         return st.sampled_from(self._accepted()).flatmap(cases_of)
 
     @plain_law("check refuses a number of tiers that the router cannot serve with a PolicyError.")
@@ -107,28 +103,47 @@ class RouterContract(RegisteredContract[TierRouter, RouterCase]):
                 true = tuple(tuple(map(lane.count, range(case.tiers))) for lane in placed)
                 require(plan.counts == true, f"it counts {plan.counts}, the plan has {true}")
 
-    @law("The planned bytes of a lane are at most its capacity.")
-    def test_no_lane_takes_more_than_its_capacity(self, case: RouterCase) -> None:
+    @law("The planned bytes of the lanes that share are together at most their capacities.")
+    def test_nobody_takes_more_than_its_capacity(self, case: RouterCase) -> None:
         """Over some events: windows keep the codes that they got, and these are billed as well."""
         for question, plan in self._history(case.setting()):
-            for lane, places in enumerate(plan.place.tolist()):
-                capacity, planned = question.setting.capacities[lane], question.planned_bytes(lane, places)
+            places = plan.place.tolist()
+            for lanes in question.setting.sharing(self.part.scope):
+                limits = [question.setting.capacities[lane] for lane in lanes]
+                capacity = None if None in limits else sum(limit or 0 for limit in limits)
+                planned = sum(question.planned_bytes(lane, places[lane]) for lane in lanes)
+                plans = f"{planned} of {capacity} bytes: {[places[lane] for lane in lanes]}"
                 fits = capacity is None or planned <= capacity
-                require(fits, f"at event {question.event}, lane {lane} takes {planned} of {capacity} bytes: {places}")
+                require(fits, f"at event {question.event}, the lanes {lanes} take {plans}")
 
-    @law("Of two windows with equal scores the earlier position wins.")
+    @law("Rows are strangers, and so are lanes that do not share.")
+    def test_who_does_not_share_is_a_stranger(self, case: RouterCase) -> None:
+        for question, plan in self._history(case.setting()):
+            for lanes in question.setting.sharing(self.part.scope):
+                alone = self._plan(question.only(lanes, self.part.scope), self.part).place.tolist()
+                together = plan.place[lanes].tolist()
+                plans = f"{together} among others, {alone} alone"
+                require(alone == together, f"at event {question.event}, it plans for the lanes {lanes} {plans}")
+
+    @law("It reads the rankings that it declares, and no others.")
+    def test_it_reads_the_rankings_that_it_declares(self, case: RouterCase) -> None:
+        for question, plan in self._history(case.setting()):
+            rankings, windows, costs = self._asked(question)
+            more = {**rankings, "another": -rankings[self.part.rankings[0]]}
+            again = self.part.plan(more, windows, costs, question.setting.capacities)
+            require(same_values(again.place.cpu(), plan.place), "with one ranking more, it plans otherwise")
+
+    @law("Of two windows of a lane with equal scores the earlier position wins.", given_that=declares("earlier_wins"))
     def test_the_earlier_position_wins_a_tie(self, case: RouterCase) -> None:
         """Among windows that keep the same codes."""
         for question, plan in self._history(case.setting()):
-            scores = question.scores().tolist()
+            rankings = [question.scores(number).tolist() for number in range(len(self.part.rankings))]
             for lane, places in enumerate(plan.place.tolist()):
+                lines, held = question.setting.lanes[lane], question.held[lane]
                 for one, other in itertools.permutations(question.ranked(lane), 2):
-                    alike = scores[lane][one] == scores[lane][other]
-                    alike = alike and question.held[lane][one] == question.held[lane][other]
-                    early, late = (
-                        question.setting.lanes[lane][one].position,
-                        question.setting.lanes[lane][other].position,
-                    )
+                    alike = all(scores[lane][one] == scores[lane][other] for scores in rankings)
+                    alike = alike and held[one] == held[other]
+                    early, late = lines[one].position, lines[other].position
                     finding = f"position {late} goes to {places[other]}, {early} with the same score to {places[one]}"
                     require(not alike or early > late or places[one] <= places[other], finding)
 
@@ -162,7 +177,7 @@ class RouterContract(RegisteredContract[TierRouter, RouterCase]):
         return moved(router.plan(rankings, windows, costs, question.setting.capacities), torch.device("cpu"))
 
     def _asked(self, question: Question) -> tuple[Mapping[str, Tensor], Windows, Costs]:
-        rankings = dict.fromkeys(self.rankings, question.scores())
+        rankings = {name: question.scores(number) for number, name in enumerate(self.part.rankings)}
         return moved((rankings, question.windows(), question.costs()), self.device)
 
     def _accepted(self) -> list[int]:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 from torch import Tensor
 
+from qevict.contracts.router import Scope
 from qevict.contracts.values import PROTECTED, Costs, MovePlan, Windows
 from qevict.testing.values import uniform
 
@@ -47,16 +48,29 @@ class Setting:
         tier_bytes: bytes of one window by tier.
         capacities: bytes of each lane; None for no limit.
         lanes: the windows of each lane, in the order of their columns.
+        layers: layers whose lanes these are, one after another.
+        heads: lanes of one row in one layer, one after another.
     """
 
     tier_bytes: tuple[int, ...]
     capacities: tuple[int | None, ...]
     lanes: tuple[tuple[Line, ...], ...]
+    layers: int
+    heads: int
 
     @property
     def tiers(self) -> int:
         """How many tiers there are."""
         return len(self.tier_bytes)
+
+    def sharing(self, scope: Scope) -> list[list[int]]:
+        """Lanes that share, group by group."""
+        rows = len(self.lanes) // (self.layers * self.heads)
+        groups: dict[int, list[int]] = {}
+        for lane in range(len(self.lanes)):
+            owner = {"lane": lane, "layer": lane // self.heads, "model": lane // self.heads % rows}[scope]
+            groups.setdefault(owner, []).append(lane)
+        return [*groups.values()]
 
 
 EVENTS = 3
@@ -69,29 +83,41 @@ class RouterCase:
 
     Attributes:
         tiers: number of tiers.
-        lanes: lanes of the layer.
+        layers: layers that are routed together.
+        rows: rows of each layer.
+        heads: lanes of each row.
         columns: windows of each lane, protected ones and filler included.
         seed: decides costs, capacities and scores.
     """
 
     tiers: int
-    lanes: int
+    layers: int
+    rows: int
+    heads: int
     columns: int
     seed: int
 
     def setting(self) -> Setting:
-        """Capacities that fill some tiers and not others, another for each lane; many ties; columns in any order."""
+        """Capacities that fill some tiers and not others; many ties; columns in any order.
+
+        Each row has others in each layer, or no limit in any.
+        """
         dice = iter(uniform(self.seed, 500).tolist())
         tier_bytes = tuple(_pick(dice, range(1, 41)) for _ in range(self.tiers))
         most = self.columns * max(tier_bytes)
-        options, first = [None, most // 8, _pick(dice, range(most + 1)), most // 2], _pick(dice, range(4))
-        capacities = [options[(first + lane) % len(options)] for lane in range(self.lanes)]
-        return Setting(tier_bytes, tuple(capacities), tuple(_drawn_lane(dice, self.columns) for _ in capacities))
+        limits, first = [most // 8, _pick(dice, range(most + 1)), most // 2], _pick(dice, range(4))
+        capacities = [
+            None if (first + row) % 4 == 0 else limits[(first + row + layer) % 3]
+            for layer, row, _ in itertools.product(range(self.layers), range(self.rows), range(self.heads))
+        ]
+        lanes = tuple(_drawn_lane(dice, self.columns) for _ in capacities)
+        return Setting(tier_bytes, tuple(capacities), lanes, self.layers, self.heads)
 
 
 def cases_of(tiers: int) -> SearchStrategy[RouterCase]:
     """Cases with that many tiers."""
-    return st.builds(RouterCase, st.just(tiers), st.integers(1, 3), st.integers(0, 8), st.integers(0, 1000))
+    few, columns, seed = st.integers(1, 2), st.integers(0, 8), st.integers(0, 1000)
+    return st.builds(RouterCase, st.just(tiers), few, few, few, columns, seed)
 
 
 def _drawn_lane(dice: Iterator[float], columns: int) -> tuple[Line, ...]:
@@ -145,12 +171,26 @@ class Question:
             candidate=candidate,
             place=self._table(lambda lane, i: self.place[lane][i] if i in ranked[lane] else PROTECTED, torch.int64),
             candidates=tuple(map(len, ranked)),
-            lengths=torch.tensor([max(line.position for line in lane) + POSITIONS for lane in self.setting.lanes]),
+            lengths=torch.tensor([5 + POSITIONS * (len(lane) + 1) for lane in self.setting.lanes]),
+            layers=self.setting.layers,
+            lanes_per_row=self.setting.heads,
         )
 
-    def scores(self) -> Tensor:
-        """A score per window, fp32."""
-        return self._table(lambda lane, i: self.setting.lanes[lane][i].scores[self.event], torch.float32)
+    def scores(self, ranking: int = 0) -> Tensor:
+        """A score per window, fp32; others for each ranking of a scorer."""
+        event = (self.event + ranking) % EVENTS
+        return self._table(lambda lane, i: self.setting.lanes[lane][i].scores[event], torch.float32)
+
+    def only(self, lanes: Sequence[int], scope: Scope) -> "Question":
+        """What the lanes of one group would be asked if there were no others."""
+        setting = attrs.evolve(
+            self.setting,
+            capacities=tuple(self.setting.capacities[lane] for lane in lanes),
+            lanes=tuple(self.setting.lanes[lane] for lane in lanes),
+            layers=self.setting.layers if scope == "model" else 1,
+            heads=1 if scope == "lane" else self.setting.heads,
+        )
+        return Question(setting, self.event, [self.place[lane] for lane in lanes], [self.held[lane] for lane in lanes])
 
     def costs(self) -> Costs:
         """Bytes by tier, and who keeps codes; None as long as nobody does."""

@@ -1,0 +1,124 @@
+"""DefensiveKV: what holds most of the attention is safe, and the worst case decides on the rest, over all heads."""
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, Literal, get_args
+
+import attrs
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from qevict.contracts.router import Scope, TierRouter
+from qevict.contracts.scorer import IMPORTANCE
+from qevict.contracts.values import Costs, MovePlan, Windows
+from qevict.errors import PolicyError
+from qevict.routers.filling import best, fill, named, rank_candidates, top_up
+from qevict.routers.sharing import Groups, as_shares, check_tiers, room_of, valid_part, valid_shares
+
+ATTENTION = "attention"
+"""The ranking of the safe windows: mean attention per query, so that a lane's add up to at most 1."""
+
+Bias = Literal["prefix", "observed"]
+"""Whose attention lowers the threshold: that on the last windows before the observed ones, or on the observed ones."""
+
+_UNITS = 2**32  # attention is added up in whole numbers of these, so that no order of columns matters
+
+
+def _shared(_instance: object, _attribute: object, value: object) -> None:
+    if value not in ("layer", "model"):
+        msg = f"scope is 'layer' (DefensiveKV) or 'model' (Layer-DefensiveKV); got {value!r}"
+        raise PolicyError(msg)
+
+
+def _valid_bias(_instance: object, _attribute: object, value: object) -> None:
+    if value not in get_args(Bias):
+        msg = f"window_bias is one of {', '.join(map(repr, get_args(Bias)))}; got {value!r}"
+        raise PolicyError(msg)
+
+
+def _whole(_instance: object, _attribute: object, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        msg = f"observed_windows is a number of windows, at least 1; got {value!r}"
+        raise PolicyError(msg)
+
+
+@attrs.frozen
+class SafeThenWorstCase(TierRouter):
+    """Safe windows of each head, then the best of all heads by their worst case.
+
+    DefensiveKV (Feng et al., Taming the Fragility of KV Cache Eviction in LLM Inference, arXiv 2510.13334, algorithm 2
+    and the authors' code); with ``scope="model"`` Layer-DefensiveKV, where all layers compete. Safe are each head's
+    windows of highest ``"attention"`` that together stay below ``mass`` less the layer's ``window_bias`` of the
+    head's attention; the one that crosses that is not among them. They are at most ``P (b + W) / (P + W) - W``, for P
+    candidates, W observed windows and b slots per head, and never fewer than none: the authors' figure, in which a
+    negative one selects nearly everything. The other slots go to the best others of ``"importance"``, the worst-case
+    risk, of all that share. For each tier by itself.
+
+    Faithful: safe windows, threshold and cap, with the bias of the released code, which measures the attention on the
+    last windows before the observed ones; ``window_bias="observed"`` measures that on the observed ones themselves, as
+    was probably meant: what the candidates leave of 1. No head has a floor. Differs: the observed windows are the
+    recent tokens that the policy protects, so that they never compete; in the authors' Layer-DefensiveKV a layer of
+    low risk can lose some of its own.
+
+    Stores what its heads keep: ``4 * head_dim`` bytes per token and KV head at 16 bits, ragged over heads and, with
+    ``"model"``, layers. All layers then wait for the last one with their prompt uncompressed.
+
+    Args:
+        shares: part of the bytes for each tier, hot to cold.
+        scope: which lanes compete.
+        mass: part of a head's attention that is safe; the authors' 0.9.
+        window_bias: whose attention is subtracted from it.
+        observed_windows: W; the authors' 32 tokens, for windows of one token.
+    """
+
+    name: ClassVar[str] = "safe_then_worst_case"
+    rankings = (ATTENTION, IMPORTANCE)
+    shares: tuple[float, ...] = attrs.field(default=(1.0,), converter=as_shares, validator=valid_shares)
+    scope: Scope = attrs.field(default="layer", validator=_shared)
+    mass: float = attrs.field(default=0.9, validator=valid_part)
+    window_bias: Bias = attrs.field(default="prefix", validator=_valid_bias)
+    observed_windows: int = attrs.field(default=32, validator=_whole)
+
+    def check(self, tiers: int) -> None:
+        """One share per tier."""
+        check_tiers(self.shares, tiers)
+
+    def plan(
+        self, rankings: Mapping[str, Tensor], windows: Windows, costs: Costs, capacities: Sequence[int | None]
+    ) -> MovePlan:
+        """What is safe, then what is best, tier after tier."""
+        attention, importance = (named(rankings, name, self) for name in self.rankings)
+        groups, ranks = Groups(windows, self.scope), rank_candidates(attention, windows)
+        below, most_attended = groups.gather(self._below_threshold(attention, ranks, windows)), groups.gather(ranks)
+        together, candidates = rank_candidates(importance, windows, self.scope), groups.gather(windows.candidate).sum(-1)
+
+        def choose(remaining: Tensor, slots: Tensor) -> Tensor:
+            safe = best(most_attended, remaining & below, self._cap(candidates, slots))
+            return top_up(safe, together, remaining, slots)
+
+        room = room_of(capacities, costs.tier_bytes, self.shares)
+        return MovePlan(fill(groups, costs, room, choose))
+
+    def _cap(self, candidates: Tensor, slots: Tensor) -> Tensor:
+        """Most safe windows of each lane, ``[groups, members]``."""
+        base, observed = (slots // candidates.shape[1])[:, None], self.observed_windows
+        return (candidates * (base + observed) // (candidates + observed) - observed).clamp(min=0)
+
+    def _below_threshold(self, attention: Tensor, ranks: Tensor, windows: Windows) -> Tensor:
+        """Windows of each lane, best first, as long as their attention adds up to less than the threshold."""
+        known = attention.nan_to_num(nan=0.0, neginf=0.0).clamp(min=0).masked_fill(~windows.candidate, 0)
+        peak = pad(known, (0, 1), value=torch.finfo(known.dtype).tiny).amax(1, keepdim=True)
+        units = (known / peak * _UNITS).long()
+        bias = self._bias(units, windows, peak / _UNITS)
+        together = Groups(windows, "layer")
+        of_layer = together.gather(bias).mean(1, keepdim=True)
+        threshold = self.mass - together.spread(of_layer.expand(-1, windows.lanes_per_row, -1))
+        added = torch.empty_like(units).scatter_(1, ranks, units).cumsum(1).gather(1, ranks)
+        return added < threshold * units.sum(1, keepdim=True)
+
+    def _bias(self, units: Tensor, windows: Windows, size: Tensor) -> Tensor:
+        """Attention of each lane that is looked for in vain among its safe windows, ``[lanes, 1]``."""
+        if self.window_bias == "observed":
+            return 1 - units.sum(1, keepdim=True) * size
+        last = rank_candidates(windows.positions.double(), windows) < self.observed_windows
+        return (units * last).sum(1, keepdim=True) * size

@@ -1,0 +1,57 @@
+"""H2O: half of the budget for the latest tokens, half for those that were attended most."""
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+import attrs
+from torch import Tensor
+
+from qevict.contracts.router import TierRouter
+from qevict.contracts.scorer import IMPORTANCE
+from qevict.contracts.values import Costs, MovePlan, Windows
+from qevict.routers.filling import counted, fill, named, rank_candidates
+from qevict.routers.sharing import Groups, as_shares, check_tiers, room_of, valid_part, valid_shares
+from qevict_baselines.criticalkv import best_of_two
+
+
+@attrs.frozen
+class HeavyAndRecent(TierRouter):
+    """The latest windows of each lane first, then its heavy hitters.
+
+    H2O (Zhang et al., H2O: Heavy-Hitter Oracle for Efficient Generative Inference, arXiv 2306.14048, algorithm 1, and
+    the authors' real-drop code): of the slots, ``int(recent_share * slots)`` go to the latest positions, the rest to
+    the best others of ``"importance"``, which is accumulated attention. For each tier by itself.
+
+    Faithful: what is evicted is gone, and the recent part is part of the budget. Differs: what the policy protects is
+    kept besides. To let the router hold all recent tokens, protect as few as the policy allows.
+
+    Stores what it keeps: ``4 * head_dim`` bytes per token and KV head at 16 bits.
+
+    Args:
+        shares: part of the bytes for each tier, hot to cold.
+        recent_share: part of the slots for the latest positions; the paper's half.
+    """
+
+    name: ClassVar[str] = "heavy_and_recent"
+    earlier_wins = False
+    shares: tuple[float, ...] = attrs.field(default=(1.0,), converter=as_shares, validator=valid_shares)
+    recent_share: float = attrs.field(default=0.5, validator=valid_part)
+
+    def check(self, tiers: int) -> None:
+        """One share per tier."""
+        check_tiers(self.shares, tiers)
+
+    def plan(
+        self, rankings: Mapping[str, Tensor], windows: Windows, costs: Costs, capacities: Sequence[int | None]
+    ) -> MovePlan:
+        """Recent ones, then heavy ones, tier after tier."""
+        latest = rank_candidates(windows.positions.double(), windows)
+        heaviest = rank_candidates(named(rankings, IMPORTANCE, self), windows)
+        room = room_of(capacities, costs.tier_bytes, self.shares)
+        place = fill(
+            Groups(windows, self.scope),
+            costs,
+            room,
+            lambda left, slots: best_of_two(latest, heaviest, left, slots, self.recent_share),
+        )
+        return MovePlan(place, counted(windows, costs, room))

@@ -1,0 +1,76 @@
+"""PyramidKV: the lower layers get more of the bytes, the upper ones less."""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from typing import Any, ClassVar
+
+import attrs
+from torch import Tensor
+
+from qevict.contracts.router import LayerBounds, Scope, TierRouter
+from qevict.contracts.values import Costs, Geometry, MovePlan, Windows
+from qevict.errors import PolicyError
+from qevict.routers.greedy import GreedyTiers
+from qevict.routers.sharing import exact
+
+
+def _at_least_one(_instance: object, _attribute: object, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value < float("inf"):
+        msg = f"beta says how many times less than the mean the last layer gets, at least 1; got {value!r}"
+        raise PolicyError(msg)
+
+
+def _of_within(name: str) -> Any:  # noqa: ANN401 - a field of whatever type the other router's is
+    """The same as that of the router within."""
+    factory = attrs.Factory(lambda self: getattr(self.within, name), takes_self=True)
+    return attrs.field(init=False, repr=False, eq=False, default=factory)
+
+
+@attrs.frozen
+class PyramidShares(TierRouter):
+    """Bytes fall from the first layer to the last; what happens in a layer another router decides.
+
+    PyramidKV (Cai et al., PyramidKV: Dynamic KV Cache Compression based on Pyramidal Information Funneling, arXiv
+    2406.02069, section 4.2). With ``base`` the mean of what layers get beyond what they take at least, the last layer
+    gets ``base / beta``, the first ``2 base - base / beta``, and those between lie on a line; where the first would
+    get more than it can use, it gets that, and the last ``2 base`` less that. What layers take at least comes on top
+    for each, as the observation window does in the paper.
+
+    Faithful: the line and its ends. Differs: it is in bytes; its parts add up to the whole budget, where the authors'
+    whole steps overshoot it; equal parts come where the mean is at most what layers take at least, or at least what
+    they can use, and not for prompts shorter than twice the mean, as in the authors' code.
+
+    Args:
+        within: routes inside the layers.
+        beta: how many times less than the mean the last layer gets; the authors' 20.
+    """
+
+    name: ClassVar[str] = "pyramid"
+    within: TierRouter = GreedyTiers()
+    beta: float = attrs.field(default=20, validator=_at_least_one)
+    scope: Scope = _of_within("scope")
+    rankings: tuple[str, ...] = _of_within("rankings")
+    earlier_wins: bool = _of_within("earlier_wins")
+
+    def share(self, total_bytes: int, geometry: Geometry, bounds: LayerBounds) -> tuple[int, ...]:
+        """A line from the first layer to the last."""
+        base = Fraction(total_bytes, geometry.layers) - bounds.least_bytes
+        usable = bounds.most_bytes - bounds.least_bytes
+        if not 0 < base < usable or geometry.layers == 1:
+            return self.within.share(total_bytes, geometry, bounds)
+        first = min(2 * base - base / exact(self.beta), Fraction(usable))
+        step = 2 * (first - base) / (geometry.layers - 1)
+        parts = (bounds.least_bytes + first - step * layer for layer in range(geometry.layers))
+        ends = [0, *map(int, itertools.accumulate(parts))]
+        return tuple(end - start for start, end in itertools.pairwise(ends))
+
+    def check(self, tiers: int) -> None:
+        """Whatever the router within serves."""
+        self.within.check(tiers)
+
+    def plan(
+        self, rankings: Mapping[str, Tensor], windows: Windows, costs: Costs, capacities: Sequence[int | None]
+    ) -> MovePlan:
+        """As the router within."""
+        return self.within.plan(rankings, windows, costs, capacities)

@@ -1,0 +1,138 @@
+"""Who shares bytes, and how many windows they hold: what a router is made of, besides :mod:`~qevict.routers.filling`."""
+
+from collections.abc import Iterable, Sequence
+from fractions import Fraction
+from typing import get_args
+
+import attrs
+from torch import Tensor
+
+from qevict.contracts.router import Scope
+from qevict.contracts.values import Windows
+from qevict.errors import PolicyError
+
+UNLIMITED = 2**31 - 1
+"""Windows that fit where nothing limits them."""
+
+Room = Sequence[tuple[int, ...]]
+"""How many windows fit: for each lane or group one number per tier, hot to cold."""
+
+
+def as_shares(value: Iterable[float]) -> tuple[float, ...]:
+    """Convert the shares that a router is given."""
+    return tuple(value)
+
+
+def valid_shares(_instance: object, _attribute: object, value: tuple[float, ...]) -> None:
+    """Refuse shares that do not share everything.
+
+    Raises:
+        PolicyError: with what shares are.
+    """
+    numbers = all(isinstance(share, int | float) and share >= 0 for share in value)
+    if not value or not numbers or not abs(sum(value) - 1) <= 1e-9:
+        msg = f"shares say which part of the bytes each tier gets, hot to cold: none negative, sum 1; got {value!r}"
+        raise PolicyError(msg)
+
+
+def check_tiers(shares: tuple[float, ...], tiers: int) -> None:
+    """One share per tier.
+
+    Raises:
+        PolicyError: with the remedy.
+    """
+    if tiers != len(shares):
+        msg = f"{len(shares)} shares {shares} for {tiers} tiers; give one share per tier, hot to cold"
+        raise PolicyError(msg)
+
+
+def fits(capacity: int | None, tier_bytes: Sequence[int], shares: Sequence[float]) -> tuple[int, ...]:
+    """How many windows each tier holds: ``floor(share * bytes / window bytes)``; all in the hottest without a limit."""
+    if capacity is None:
+        return (UNLIMITED,) + (0,) * (len(shares) - 1)
+    return tuple(int(share * capacity / cost + 1e-9) for share, cost in zip(shares, tier_bytes, strict=True))
+
+
+def room_of(capacities: Iterable[int | None], tier_bytes: Sequence[int], shares: Sequence[float]) -> Room:
+    """How many windows of each tier every lane's capacity holds."""
+    return tuple(fits(capacity, tier_bytes, shares) for capacity in capacities)
+
+
+def valid_scope(_instance: object, _attribute: object, value: object) -> None:
+    """Refuse another scope than there are.
+
+    Raises:
+        PolicyError: with those there are.
+    """
+    if value not in get_args(Scope):
+        msg = f"scope says which lanes share their bytes: one of {', '.join(map(repr, get_args(Scope)))}; got {value!r}"
+        raise PolicyError(msg)
+
+
+def valid_part(_instance: object, attribute: "attrs.Attribute[object]", value: object) -> None:
+    """Refuse what is not a part of a whole.
+
+    Raises:
+        PolicyError: with the range.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+        msg = f"{attribute.name} is a part of a whole, in [0, 1]; got {value!r}"
+        raise PolicyError(msg)
+
+
+def exact(share: float) -> Fraction:
+    """The fraction that a share such as 0.2 means; within int64 for any number of slots."""
+    return Fraction(share).limit_denominator(10**6)
+
+
+def part_of(slots: Tensor, share: float) -> Tensor:
+    """``floor(share * slots)``, in whole numbers: 0.2 of 10 slots are 2."""
+    part = exact(share)
+    return slots * part.numerator // part.denominator
+
+
+@attrs.frozen(eq=False)
+class Groups:
+    """Lanes that share their bytes, side by side.
+
+    What comes as ``[lanes, windows]`` is gathered to ``[groups, members, windows]``: each group's lanes in order, those
+    of an earlier layer first.
+
+    Attributes:
+        windows: of the event.
+        scope: who shares.
+    """
+
+    windows: Windows
+    scope: Scope
+
+    @property
+    def _axes(self) -> tuple[int, int, int]:
+        """Lanes are laid out as parts of groups: so many stretches, in each all groups, of each so many lanes."""
+        lanes, layers, per_row = len(self.windows.candidates), self.windows.layers, self.windows.lanes_per_row
+        match self.scope:
+            case "lane":
+                return 1, lanes, 1
+            case "layer":
+                return 1, lanes // per_row, per_row
+            case "model":
+                return layers, lanes // (layers * per_row), per_row
+
+    def gather(self, values: Tensor) -> Tensor:
+        """``[lanes, windows]`` to ``[groups, members, windows]``."""
+        stretches, groups, lanes = self._axes
+        apart = values.reshape(stretches, groups, lanes, values.shape[1])
+        return apart.transpose(0, 1).reshape(groups, stretches * lanes, values.shape[1])
+
+    def spread(self, values: Tensor) -> Tensor:
+        """``[groups, members, windows]`` to ``[lanes, windows]``."""
+        stretches, groups, lanes = self._axes
+        apart = values.reshape(groups, stretches, lanes, values.shape[2])
+        return apart.transpose(0, 1).reshape(stretches * groups * lanes, values.shape[2])
+
+    def pool(self, room: Room) -> Room:
+        """Add up what the lanes of each group hold; without a limit for one there is none for all."""
+        stretches, groups, lanes = self._axes
+        starts = [[(stretch * groups + group) * lanes for stretch in range(stretches)] for group in range(groups)]
+        members = [[room[first + lane] for first in firsts for lane in range(lanes)] for firsts in starts]
+        return tuple(tuple(min(sum(tier), UNLIMITED) for tier in zip(*own, strict=True)) for own in members)
