@@ -27,9 +27,9 @@ def _of_masses(_instance: object, _attribute: "attrs.Attribute[Scorer]", base: S
 class OutputNorms(Scorer):
     """How much the layer's output would lose: a base score times the L1 norm of the value through ``W_O``.
 
-    CriticalKV (arXiv 2502.03805), algorithm 1. Ranks twice, as its router reads it: "attention" is the base score A, for
-    the first stage; the importance is ``(A + epsilon) * ||v W_O||_1``, for the second. The norm is the mean over the
-    query heads that read the value.
+    CriticalKV (arXiv 2502.03805), algorithm 1. Ranks twice, as its router reads it: "attention" is the base score A,
+    for the first stage; the importance is ``(A + epsilon) * ||v W_O||_1``, for the second. The norm is the mean over
+    the query heads that read the value.
 
     Faithful: windows of one token, lanes of one KV head, the base's observation window protected, so that the first
     stage is spent on the tokens before it (in NVIDIA's kvpress the window takes part and uses it up). Different: a

@@ -13,7 +13,7 @@ from qevict_baselines.keydiff import KeyDiff
 from qevict_baselines.keynorm import ShortKeys
 from qevict_baselines.output_norms import OutputNorms
 from qevict_baselines.random_scores import RandomScores
-from qevict_baselines.snapkv import ObservationWindow
+from qevict_baselines.snapkv import ObservationWindow, PooledHeads
 from qevict_baselines.tova import LastQuery
 from qevict_baselines.worst_case import WorstCase
 
@@ -30,6 +30,7 @@ def qevict_scorers() -> Iterable[type[Scorer]]:
         NormalisedAttention,
         ObservationWindow,
         OutputNorms,
+        PooledHeads,
         RandomScores,
         ShortKeys,
         WorstCase,
