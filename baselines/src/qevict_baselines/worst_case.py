@@ -82,6 +82,6 @@ def _shares(observation: Observation) -> Float32[Tensor, "lanes tokens"]:
     assert observation.output is not None
     assert observation.values is not None
     norms = observation.output.norms(observation.values).mean(dim=2)
-    by_row = norms.unflatten(0, (-1, observation.lanes_per_row))
+    by_row: Tensor = norms.unflatten(0, (-1, observation.lanes_per_row))
     shares = by_row / by_row.sum(dim=(1, 2), keepdim=True).clamp(min=_NO_MASS)
     return shares.flatten(0, 1).amax(dim=1)

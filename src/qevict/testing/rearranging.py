@@ -71,8 +71,13 @@ def _along_windows(array: Tensor, order: Tensor) -> Tensor:
 
 def shuffled_windows(windows: Windows, order: Tensor) -> Windows:
     """The same windows in other columns."""
-    by_window = {name: getattr(windows, name) for name in ("positions", "present", "candidate", "place")}
-    return attrs.evolve(windows, **{name: _along_windows(array, order) for name, array in by_window.items()})
+    return attrs.evolve(
+        windows,
+        positions=_along_windows(windows.positions, order),
+        present=_along_windows(windows.present, order),
+        candidate=_along_windows(windows.candidate, order),
+        place=_along_windows(windows.place, order),
+    )
 
 
 def with_filler(seen: Observation) -> Observation:
