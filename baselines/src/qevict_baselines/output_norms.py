@@ -9,10 +9,9 @@ from qevict.contracts.scorer import IMPORTANCE, Scorer, State
 from qevict.contracts.values import Need, Observation, Windows
 from qevict.errors import PolicyError
 from qevict.shapes import Scores
+from qevict_baselines.criticalkv import ATTENTION
 from qevict_baselines.snapkv import ObservationWindow
 
-ATTENTION = "attention"
-OUTPUT = "output"
 _NORMS = "norms"
 
 
@@ -28,8 +27,8 @@ def _of_masses(_instance: object, _attribute: "attrs.Attribute[Scorer]", base: S
 class OutputNorms(Scorer):
     """How much the layer's output would lose: a base score times the L1 norm of the value through ``W_O``.
 
-    CriticalKV (arXiv 2502.03805), algorithm 1. Ranks twice: "attention" is the base score A, for the first stage;
-    "output", which is also the importance, is ``(A + epsilon) * ||v W_O||_1`` for the second. The norm is the mean over
+    CriticalKV (arXiv 2502.03805), algorithm 1. Ranks twice, as its router reads it: "attention" is the base score A,
+    for the first stage; the importance is ``(A + epsilon) * ||v W_O||_1``, for the second. The norm is the mean over
     the query heads that read the value.
 
     Faithful: windows of one token, lanes of one KV head, the base's observation window protected, so that the first
@@ -81,8 +80,7 @@ class OutputNorms(Scorer):
     def rank(self, state: State, windows: Windows) -> dict[str, Scores]:
         """Rank by attention, and by attention times the norm."""
         attention = self.base.rank(_of_base(state), windows)[IMPORTANCE]
-        output = (attention + self.epsilon) * state[_NORMS]
-        return {ATTENTION: attention, OUTPUT: output, IMPORTANCE: output}
+        return {ATTENTION: attention, IMPORTANCE: (attention + self.epsilon) * state[_NORMS]}
 
 
 def _prefixed(state: State) -> State:

@@ -29,7 +29,7 @@ from qevict_baselines.kvzip import Reconstruction, kvzip
 from qevict_baselines.output_norms import OutputNorms
 from qevict_baselines.pyramidkv import PyramidShares, pyramidkv
 from qevict_baselines.random_scores import RandomScores, random_eviction
-from qevict_baselines.snapkv import ObservationWindow, snapkv
+from qevict_baselines.snapkv import ObservationWindow, PooledHeads, snapkv
 from qevict_baselines.streaming_llm import streaming_llm
 from qevict_baselines.tova import LastQuery, tova
 from qevict_baselines.worst_case import WorstCase
@@ -47,6 +47,7 @@ def qevict_scorers() -> Iterable[type[Scorer]]:
         NormalisedAttention,
         ObservationWindow,
         OutputNorms,
+        PooledHeads,
         RandomScores,
         Reconstruction,
         ShortKeys,

@@ -10,8 +10,9 @@ from torch import Tensor
 from qevict.contracts.scorer import IMPORTANCE, Scorer, State
 from qevict.contracts.values import Need, Observation, Windows
 from qevict.scorers.fields import at_least_one
-from qevict.shapes import Scores
-from qevict_baselines.output_norms import ATTENTION
+from qevict.shapes import MassByQuery, Scores
+from qevict_baselines.defensivekv import ATTENTION
+from qevict_baselines.observing import Observed, observed
 from qevict_baselines.pooling import odd, pooled
 
 _RISK, _SHARE = "risk", "share"
@@ -56,9 +57,11 @@ class WorstCase(Scorer):
     def update(self, state: State, observation: Observation) -> State:
         """Add the new values' shares, and take the risk where the prompt ends."""
         shared = {**state, _SHARE: state[_SHARE] + observation.sum_by_window(_shares(observation))}
-        if observation.mass_by_query is None:
+        seen = observed(observation)
+        if seen is None:
             return shared
-        return {**shared, **self._observed(observation)}
+        attention = seen.masses.mean(dim=1).sum(dim=1) / seen.queries[:, None]
+        return {**shared, _RISK: _smoothed(seen, self.kernel).amax(dim=(1, 2)), ATTENTION: attention}
 
     def rank(self, state: State, windows: Windows) -> dict[str, Scores]:
         """The risk, at least the mean over candidates, by the share of the norm."""
@@ -66,27 +69,11 @@ class WorstCase(Scorer):
         prior = risk.sum(dim=1, keepdim=True) / windows.candidate.sum(dim=1, keepdim=True).clamp(min=1)
         return {IMPORTANCE: torch.maximum(risk, prior) * state[_SHARE], ATTENTION: state[ATTENTION]}
 
-    def _observed(self, observation: Observation) -> State:
-        """Risk and mean attention of the windows before the observation window."""
-        asked, positions = observation.asked, observation.positions
-        assert asked is not None
-        assert positions is not None
-        assert observation.mass_by_query is not None
-        queries = asked >= 0
-        masses = observation.mass_by_query.masked_fill(~queries[:, None, :, None], 0)
-        first = torch.where(queries, asked, torch.iinfo(asked.dtype).max).amin(dim=1, keepdim=True)
-        before = (positions >= 0) & (positions < first)
-        counts = queries.sum(dim=1).clamp(min=1)[:, None]
-        return {
-            _RISK: _smoothed(masses, positions, before, self.kernel).amax(dim=(1, 2)),
-            ATTENTION: masses.mean(dim=1).sum(dim=1) / counts,
-        }
 
-
-def _smoothed(masses: Tensor, positions: Tensor, before: Tensor, kernel: int) -> Float32[Tensor, "lanes *more windows"]:
+def _smoothed(seen: Observed, kernel: int) -> MassByQuery:
     """Each row pooled over what lies before the observation window, with the mass that it had there."""
-    smooth = pooled(masses, positions, before, kernel)
-    mass = masses.masked_fill(~before[:, None, None], 0).sum(dim=-1, keepdim=True)
+    smooth = pooled(seen.masses, seen.positions, seen.before, kernel)
+    mass = seen.masses.masked_fill(~seen.before[:, None, None], 0).sum(dim=-1, keepdim=True)
     return smooth * (mass / smooth.sum(dim=-1, keepdim=True).clamp(min=_NO_MASS))
 
 
@@ -95,6 +82,6 @@ def _shares(observation: Observation) -> Float32[Tensor, "lanes tokens"]:
     assert observation.output is not None
     assert observation.values is not None
     norms = observation.output.norms(observation.values).mean(dim=2)
-    by_row = norms.unflatten(0, (-1, observation.lanes_per_row))
+    by_row: Tensor = norms.unflatten(0, (-1, observation.lanes_per_row))
     shares = by_row / by_row.sum(dim=(1, 2), keepdim=True).clamp(min=_NO_MASS)
     return shares.flatten(0, 1).amax(dim=1)
