@@ -10,9 +10,8 @@ from qevict.contracts.values import Observation
 from qevict.errors import PolicyError
 from qevict.scorers.cumulative import CumulativeAttention
 from qevict.testing import ScorerContract
-from qevict_baselines.criticalkv import ATTENTION
+from qevict_baselines.criticalkv import ATTENTION, OutputNorms
 from qevict_baselines.keydiff import KeyDiff
-from qevict_baselines.output_norms import OutputNorms
 from qevict_baselines.snapkv import ObservationWindow
 from tests.baselines import worked
 from tests.baselines.shown import close, prefix, ranked, windows
