@@ -12,9 +12,7 @@ from qevict.contracts.values import Costs, MovePlan, Windows
 from qevict.routers.filling import best, counted, fill, named, rank_candidates, top_up
 from qevict.routers.sharing import Groups, as_shares, check_tiers, part_of, room_of, valid_part, valid_shares
 from qevict_baselines.adakv import AdaptiveHeads, fill_heads
-
-ATTENTION = "attention"
-"""The ranking by which the first stage chooses; the second goes by the ranking that all routers read."""
+from qevict_baselines.output_norms import ATTENTION
 
 
 @attrs.frozen

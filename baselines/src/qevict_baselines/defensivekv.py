@@ -14,9 +14,7 @@ from qevict.contracts.values import Costs, MovePlan, Windows
 from qevict.errors import PolicyError
 from qevict.routers.filling import best, fill, named, rank_candidates, top_up
 from qevict.routers.sharing import Groups, as_shares, check_tiers, room_of, valid_part, valid_shares
-
-ATTENTION = "attention"
-"""The ranking of the safe windows: mean attention per query, so that a lane's add up to at most 1."""
+from qevict_baselines.output_norms import ATTENTION
 
 Bias = Literal["prefix", "observed"]
 """Whose attention lowers the threshold: that on the last windows before the observed ones, or on the observed ones."""
@@ -48,11 +46,11 @@ class SafeThenWorstCase(TierRouter):
 
     DefensiveKV (Feng et al., Taming the Fragility of KV Cache Eviction in LLM Inference, arXiv 2510.13334, algorithm 2
     and the authors' code); with ``scope="model"`` Layer-DefensiveKV, where all layers compete. Safe are each head's
-    windows of highest ``"attention"`` that together stay below ``mass`` less the layer's ``window_bias`` of the
-    head's attention; the one that crosses that is not among them. They are at most ``P (b + W) / (P + W) - W``, for P
-    candidates, W observed windows and b slots per head, and never fewer than none: the authors' figure, in which a
-    negative one selects nearly everything. The other slots go to the best others of ``"importance"``, the worst-case
-    risk, of all that share. For each tier by itself.
+    windows of highest ``"attention"``, which is the mean per query, as long as they together stay below ``mass`` less
+    the layer's ``window_bias`` of the head's attention; the one that crosses that is not among them. They are at most
+    ``P (b + W) / (P + W) - W``, for P candidates, W observed windows and b slots per head, and never fewer than none:
+    the authors' figure, in which a negative one selects nearly everything. The other slots go to the best others of
+    ``"importance"``, the worst-case risk, of all that share. For each tier by itself.
 
     Faithful: safe windows, threshold and cap, with the bias of the released code, which measures the attention on the
     last windows before the observed ones; ``window_bias="observed"`` measures that on the observed ones themselves, as

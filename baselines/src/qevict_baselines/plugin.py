@@ -7,11 +7,16 @@ from qevict.contracts.scorer import Scorer
 from qevict.policy import Policy
 from qevict.registry import hookimpl
 from qevict_baselines.accumulators import DecayedAttention, NormalisedAttention
+from qevict_baselines.adakv import AdaptiveHeads
+from qevict_baselines.criticalkv import AdaptiveTwoStages, TwoStages
+from qevict_baselines.defensivekv import SafeThenWorstCase
 from qevict_baselines.expected_attention import ExpectedAttention
+from qevict_baselines.h2o import HeavyAndRecent
 from qevict_baselines.handover import Handover
 from qevict_baselines.keydiff import KeyDiff
 from qevict_baselines.keynorm import ShortKeys
 from qevict_baselines.output_norms import OutputNorms
+from qevict_baselines.pyramidkv import PyramidShares
 from qevict_baselines.random_scores import RandomScores
 from qevict_baselines.snapkv import ObservationWindow
 from qevict_baselines.tova import LastQuery
@@ -39,7 +44,7 @@ def qevict_scorers() -> Iterable[type[Scorer]]:
 @hookimpl
 def qevict_routers() -> Iterable[type[TierRouter]]:
     """Routers that papers add."""
-    return []
+    return [AdaptiveHeads, AdaptiveTwoStages, HeavyAndRecent, PyramidShares, SafeThenWorstCase, TwoStages]
 
 
 @hookimpl
