@@ -11,7 +11,8 @@ from qevict.contracts.scorer import IMPORTANCE
 from qevict.errors import PolicyError
 from qevict.testing import RouterContract
 from qevict_baselines.adakv import AdaptiveHeads
-from qevict_baselines.criticalkv import ATTENTION, AdaptiveTwoStages, TwoStages
+from qevict_baselines.criticalkv import AdaptiveTwoStages, TwoStages
+from qevict_baselines.output_norms import ATTENTION
 from tests.baselines.allocation import budgets
 from tests.baselines.slow.basics import top
 from tests.baselines.worked import (

@@ -21,11 +21,9 @@ from qevict.scorers.fields import at_least_one
 from qevict.shapes import MassByQuery, Scores
 from qevict_baselines.adakv import shared
 from qevict_baselines.composing import evicting
+from qevict_baselines.criticalkv import ATTENTION
 from qevict_baselines.observing import Observed, observed
 from qevict_baselines.pooling import odd, pooled
-
-ATTENTION = "attention"
-"""The ranking of the safe windows: mean attention per query, so that a lane's add up to at most 1."""
 
 Bias = Literal["prefix", "observed"]
 """Whose attention lowers the threshold: that on the last windows before the observed ones, or on the observed ones."""
