@@ -6,13 +6,12 @@ from fractions import Fraction
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from qevict_baselines.output_norms import ATTENTION
 
 from qevict.contracts.scorer import IMPORTANCE
 from qevict.errors import PolicyError
 from qevict.testing import RouterContract
 from qevict_baselines.adakv import AdaptiveHeads
-from qevict_baselines.criticalkv import AdaptiveTwoStages, TwoStages
+from qevict_baselines.criticalkv import ATTENTION, AdaptiveTwoStages, TwoStages
 from tests.baselines.allocation import budgets
 from tests.baselines.slow.basics import top
 from tests.baselines.worked import (
