@@ -33,6 +33,7 @@ def test_a_scorer_says_how_the_prompt_is_repeated() -> None:
     assert kvzip("20 %", instruction=(7,)).scorer.repeats == Repeats(2048, (7,), 8)
 
 
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(
     "options", [{"instruction": ("Repeat",)}, {"instruction": (-1,)}, {"repeat_tokens": 0}, {"lead_tokens": -1}]
 )

@@ -66,19 +66,6 @@ def observe(
     )
 
 
-def shows_something(observation: Observation) -> bool:
-    """Whether there is anything to learn from it."""
-    shown = (
-        observation.mass,
-        observation.mass_by_query,
-        observation.queries,
-        observation.keys,
-        observation.values,
-        observation.held,
-    )
-    return any(each is not None for each in shown)
-
-
 def _single_queries(layer: Layer, forward: Forward, incoming: Incoming) -> Query | None:
     """The queries that are looked at; those of a prompt's pieces wait for its end."""
     look, arrival = forward.look, forward.arrival
