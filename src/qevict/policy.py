@@ -13,7 +13,7 @@ from qevict.contracts.quantizer import Quantizer
 from qevict.contracts.router import TierRouter
 from qevict.contracts.scorer import Scorer
 from qevict.contracts.store import Store
-from qevict.contracts.values import ATTENDED, Granularity, Positions, RouteAt, Windows
+from qevict.contracts.values import ATTENDED, Granularity, Positions, RouteAt
 from qevict.errors import PolicyError
 
 _Validator = Callable[[Any, Any, Any], None]
@@ -187,7 +187,6 @@ class Policy:
                 # One head_dim shows whether windows of that length can be encoded; the model's is checked at attach.
                 for quantizer in tier.codec:
                     quantizer.layout(self.window_tokens, 64)
-        _check_rankings(self.scorer, self.router)
         _check_newest(self)
         _check_positions(self)
         _check_backend(self)
@@ -232,19 +231,6 @@ def _check_looks(scorer: Scorer, period_tokens: int) -> None:
         msg = (
             f"scorer {scorer.name!r} has observe_tokens={observed!r}, but looks at tokens of one routing period, "
             f"period_tokens={period_tokens}; give a whole number from 1 to {period_tokens}, or None for all"
-        )
-        raise PolicyError(msg)
-
-
-def _check_rankings(scorer: Scorer, router: TierRouter) -> None:
-    """One window of which nothing was observed shows what a scorer offers."""
-    there, position = torch.ones(1, 1, dtype=torch.bool), torch.zeros(1, 1, dtype=torch.int64)
-    windows = Windows(position, there, there, position, (1,), lengths=position[0] + 1)
-    offered = scorer.rank(scorer.start(1, 1, position.device), windows)
-    if missing := [name for name in router.rankings if name not in offered]:
-        msg = (
-            f"router {router.name!r} reads the ranking {', '.join(map(repr, missing))}, scorer {scorer.name!r} offers "
-            f"{', '.join(map(repr, offered))}; use a scorer that offers it, or another router"
         )
         raise PolicyError(msg)
 
