@@ -80,12 +80,12 @@ def valid_part(_instance: object, attribute: "attrs.Attribute[object]", value: o
         raise PolicyError(msg)
 
 
-def exact(share: float) -> Fraction:
+def exact(share: float | int) -> Fraction:  # noqa: PYI041 - beartype: an int is no float
     """The fraction that a share such as 0.2 means; within int64 for any number of slots."""
     return Fraction(share).limit_denominator(10**6)
 
 
-def part_of(slots: Tensor, share: float) -> Tensor:
+def part_of(slots: Tensor, share: float | int) -> Tensor:
     """``floor(share * slots)``, in whole numbers: 0.2 of 10 slots are 2."""
     part = exact(share)
     return slots * part.numerator // part.denominator
