@@ -94,7 +94,7 @@ class AdaptiveHeads(TierRouter):
         """The allocation alone, for routers with another rule of which windows a head takes."""
         alone = Groups(windows, self.scope).gather(rank_candidates(scores, windows))
         together, allocate = rank_candidates(scores, windows, self.scope), _FLOORS[self.floor]
-        return lambda remaining, slots: allocate(alone, together, remaining, slots, self.alpha)
+        return lambda remaining, slots: allocate(alone, together, remaining, slots, float(self.alpha))
 
 
 def fill_heads(groups: Groups, costs: Costs, room: Room, budgets: Budgets, select: Select) -> Tensor:

@@ -218,7 +218,8 @@ class Layer:
             return self.sink_keys
         first = self.records.window[self.records.starts[:, 0].clamp(max=max(self.records.lines - 1, 0))]
         gap = first.long() * self.wiring.policy.window_tokens
-        turned = attrs.evolve(rotary, amplitude=1.0).rotate(self.sink_keys, gap[:, None, None])
+        by = gap[:, None, None].expand(-1, -1, self.sink_keys.shape[2])
+        turned = attrs.evolve(rotary, amplitude=1.0).rotate(self.sink_keys, by)
         return turned.to(self.sink_keys.dtype)
 
     def _encoded(self, grid: Grid, slots: Tensor) -> tuple[EncodedSegment, ...]:

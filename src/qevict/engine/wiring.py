@@ -206,8 +206,12 @@ class Wiring:
         return max(0, (tokens - self.unranked_tokens) // policy.window_tokens)
 
     def capacity(self, budget: int | None) -> int | None:
-        """Bytes of a lane's budget that its router may fill; None for no limit."""
-        return None if budget is None else max(0, budget - self.reserve_bytes)
+        """Bytes of a lane's budget that its router may fill; None for no limit.
+
+        Where nothing is protected there is room for one window, however small the budget, so that something stays.
+        """
+        least = 0 if self.unranked_tokens else self.tier_bytes[0]
+        return None if budget is None else max(least, budget - self.reserve_bytes)
 
     def whole_lane_bytes(self, tokens: int) -> int:
         """Most bytes of a lane of a row of ``tokens`` tokens that keeps all its windows in full precision."""
