@@ -299,8 +299,8 @@ def test_what_a_scorer_is_shown_fits_together() -> None:
 
     case = ScorerCase(2, 2, 2, windows=4, pieces=2, later=2, tokens=3, dtype=torch.float32, seed=7)
     for scorer in (Sees(), Sees(prompt_queries=3), Sees(prompt_stride=2)):
-        first, last, *later = case.observations(scorer)
-        assert [each.ends_prompt for each in (first, last, *later)] == [False, True, False, False]
+        first, last, one, other, *later = case.observations(scorer)
+        assert [each.ends_prompt for each in (first, last, one, other, *later)] == [False, True, *[False] * 4]
         assert first.mass is not None
         assert last.mass is not None
         assert last.mass_by_query is not None
@@ -316,3 +316,7 @@ def test_what_a_scorer_is_shown_fits_together() -> None:
         assert inside.min() == 0
         assert inside.max() == 3
         assert [each.held is not None for each in later].count(True) == 1
+        assert one.reconstruction is not None
+        assert other.reconstruction is not None
+        assert ((one.reconstruction > 0) ^ (other.reconstruction > 0)).all()
+        assert one.keys is one.mass is None

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import ClassVar, Final, Literal, get_args
+from typing import ClassVar, Final, Literal, SupportsFloat, get_args
 
 import attrs
 import torch
@@ -114,7 +114,7 @@ def fill_heads(groups: Groups, costs: Costs, room: Room, budgets: Budgets, selec
     return fill(groups, costs, room, lambda left, slots: select(left, budgets(left, slots)))
 
 
-def _blended(alone: Tensor, together: Tensor, remaining: Tensor, slots: Tensor, alpha: float) -> Tensor:
+def _blended(alone: Tensor, together: Tensor, remaining: Tensor, slots: Tensor, alpha: SupportsFloat) -> Tensor:
     """The uniform share and that of the highest scores, weighted."""
     heads, has = remaining.shape[1], remaining.sum(-1)
     adaptive = best(together, remaining, slots).sum(-1)
@@ -125,18 +125,18 @@ def _blended(alone: Tensor, together: Tensor, remaining: Tensor, slots: Tensor, 
     return (own | best(together, remaining & ~own, torch.where(everything, slots, beyond))).sum(-1)
 
 
-def _floored(alone: Tensor, together: Tensor, remaining: Tensor, slots: Tensor, alpha: float) -> Tensor:
+def _floored(alone: Tensor, together: Tensor, remaining: Tensor, slots: Tensor, alpha: SupportsFloat) -> Tensor:
     """Each head's best first, then the layer's."""
-    safe = part_of(slots // remaining.shape[1], alpha)[:, None].expand(remaining.shape[:2])
+    safe = part_of(slots // remaining.shape[1], alpha)[:, None]
     return top_up(best(alone, remaining, safe), together, remaining, slots).sum(-1)
 
 
-_FLOORS: Final[Mapping[Floor, Callable[[Tensor, Tensor, Tensor, Tensor, float], Tensor]]] = MappingProxyType(
+_FLOORS: Final[Mapping[Floor, Callable[[Tensor, Tensor, Tensor, Tensor, SupportsFloat], Tensor]]] = MappingProxyType(
     {"blend": _blended, "hard": _floored}
 )
 
 
-def _round(counts: Tensor, alpha: float, more: Tensor) -> Tensor:
+def _round(counts: Tensor, alpha: SupportsFloat, more: Tensor) -> Tensor:
     """``round(counts * (1 - alpha) + more)`` in whole numbers, halves to even."""
     part = 1 - exact(alpha)
     over, under = counts * part.numerator, part.denominator

@@ -13,13 +13,11 @@ from qevict.policies import qevict
 from qevict.policy import Policy
 from qevict_baselines.accumulators import DecayedAttention, NormalisedAttention
 from qevict_baselines.adakv import AdaptiveHeads
-from qevict_baselines.criticalkv import TwoStages
-from qevict_baselines.defensivekv import SafeThenWorstCase
+from qevict_baselines.criticalkv import OutputNorms, TwoStages
+from qevict_baselines.defensivekv import SafeThenWorstCase, WorstCase
 from qevict_baselines.handover import Handover
-from qevict_baselines.output_norms import OutputNorms
 from qevict_baselines.pyramidkv import PyramidShares
 from qevict_baselines.snapkv import ObservationWindow
-from qevict_baselines.worst_case import WorstCase
 
 SHARES = (0.3, 0.7)
 """Part of the bytes in full precision and as codes; QEvict's."""

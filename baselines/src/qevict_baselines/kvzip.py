@@ -62,10 +62,10 @@ class Reconstruction(Scorer):
     repeat_tokens: int = attrs.field(default=2048, validator=at_least_one)
     instruction: tuple[int, ...] = attrs.field(default=(), converter=_ids, validator=_token_ids)
     lead_tokens: int = attrs.field(default=8, validator=_none_or_more)
+    repeats: Repeats = attrs.field(init=False, repr=False, eq=False)
 
-    @property
-    def repeats(self) -> Repeats:
-        """How the prompt is repeated."""
+    @repeats.default
+    def _repeats(self) -> Repeats:
         return Repeats(self.repeat_tokens, self.instruction, self.lead_tokens)
 
     def start(self, lanes: int, windows: int, device: torch.device) -> State:

@@ -2,8 +2,6 @@
 
 from collections.abc import Sequence
 
-import torch
-
 from qevict.engine import records as table
 from qevict.engine.clock import refuse
 from qevict.engine.engine import Engine

@@ -148,8 +148,8 @@ class Engine:
         scorer = self.wiring.policy.scorer
         if Need.RECONSTRUCTION in scorer.needs and not (self.clock.prompted or self.clock.held):
             msg = (
-                f"scorer {scorer.name!r} lets the model repeat the prompt before it is compressed, which a plain forward "
-                f"cannot do; read the context by cache = session.prefill(context_ids), then go on with "
+                f"scorer {scorer.name!r} lets the model repeat the prompt before it is compressed, which a plain "
+                f"forward cannot do; read the context by cache = session.prefill(context_ids), then go on with "
                 f"session.generate(new_ids, cache=cache)"
             )
             raise UnsupportedOperationError(msg)
