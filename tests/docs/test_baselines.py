@@ -105,3 +105,12 @@ def test_the_lines_of_each_file_are_counted() -> None:
     table = runpy.run_path(str(ROOT / "tools" / "count_lines.py"))["table"]
     counted = table(ROOT / "baselines/src/qevict_baselines")
     assert counted in page("how-to/add-a-baseline.md"), f"the table of lines is now\n{counted}"
+
+
+def test_the_smallest_baselines_have_as_many_lines_as_it_says() -> None:
+    code_lines = runpy.run_path(str(ROOT / "tools" / "count_lines.py"))["code_lines"]
+    guide = page("how-to/add-a-baseline.md")
+    [example] = re.findall(r'^```python title="long_values.py"\n(.*?)^```$', guide, re.DOTALL | re.MULTILINE)
+    template = (ROOT / "baselines/src/qevict_baselines/keynorm.py").read_text("utf-8")
+    assert f"a whole method in {code_lines(template)} lines of code" in guide
+    assert f"Those are {code_lines(example)} lines of code" in guide
