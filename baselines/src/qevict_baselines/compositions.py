@@ -1,7 +1,7 @@
 """Compositions that no paper has: parts of some methods under the tiers of another. Each is a few lines.
 
-All stand on QEvict (arXiv 2608.05326), with its defaults where nothing else is said: windows of 8 tokens, events every 8
-tokens, 5 sinks and 32 recent tokens, 30 % of the bytes in full precision and 70 % as INT2 codes. Bytes are those of
+All stand on QEvict (arXiv 2608.05326), with its defaults where nothing else is said: windows of 8 tokens, events every
+8 tokens, 5 sinks and 32 recent tokens, 30 % of the bytes in full precision and 70 % as INT2 codes. Bytes are those of
 QEvict's tiers; what a preset states is bookkeeping per window in full precision, of which codes take 7 less.
 """
 
