@@ -12,7 +12,8 @@ from qevict.contracts.router import Scope
 from qevict.contracts.scorer import IMPORTANCE
 from qevict.errors import PolicyError
 from qevict.testing import RouterContract
-from qevict_baselines.defensivekv import ATTENTION, Bias, SafeThenWorstCase
+from qevict_baselines.criticalkv import ATTENTION
+from qevict_baselines.defensivekv import Bias, SafeThenWorstCase
 from tests.baselines.slow.basics import group_mean, over_queries, top_flat
 from tests.baselines.slow.defensivekv import bias_of_last_prefix, bias_of_window, first_stage
 from tests.baselines.worked import ATTENTION as ATTENDED

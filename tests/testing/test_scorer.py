@@ -269,6 +269,8 @@ SHOWN = {
     Need.PROMPT: {"held"},
     Need.OUTPUT_PROJECTION: {"output"},
 }
+BESIDE = {Need.POSITIONS, Need.FIRST_LOOKS, Need.ROTARY, Need.OUTPUT_PROJECTION}
+"""What is only of use beside something to score, so that by itself it is no reason to show anything."""
 
 
 @pytest.mark.parametrize("need", Need)
@@ -277,7 +279,7 @@ def test_a_scorer_is_shown_only_what_it_needs(need: Need) -> None:
 
     @attrs.frozen
     class Looks(CumulativeAttention):
-        needs = frozenset({need})
+        needs = frozenset({need, Need.KEYS} if need in BESIDE else {need})
 
         def update(self, state: State, observation: Observation) -> State:
             seen.append(observation)
@@ -287,7 +289,7 @@ def test_a_scorer_is_shown_only_what_it_needs(need: Need) -> None:
     always = {"columns", "windows", "stands_for", "ends_prompt", "lanes_per_row"}
     optional = {field.name for field in attrs.fields(Observation)} - always
     shown = {name for each in seen for name in optional if getattr(each, name) is not None}
-    assert shown == SHOWN.get(need, {need.value})
+    assert shown == SHOWN.get(need, {need.value}) | ({"keys"} if need in BESIDE else set())
 
 
 def test_what_a_scorer_is_shown_fits_together() -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from qevict.contracts.budget import Budget
-from qevict.contracts.router import Scope, TierRouter
+from qevict.contracts.router import TierRouter
 from qevict.contracts.scorer import IMPORTANCE
 from qevict.contracts.values import Costs, MovePlan, RouteAt, Windows
 from qevict.errors import PolicyError
@@ -38,17 +38,6 @@ Budgets = Callable[[Tensor, Tensor], Tensor]
 
 Select = Callable[[Tensor, Tensor], Tensor]
 """Which of the remaining windows each head takes for its budget, as a mask."""
-
-
-def shared(_instance: object, _attribute: object, value: object) -> None:
-    """Lanes share.
-
-    Raises:
-        PolicyError: the scope is neither a layer nor the model.
-    """
-    if value not in ("layer", "model"):
-        msg = f"scope is 'layer' (its heads share) or 'model' (those of all layers do); got {value!r}"
-        raise PolicyError(msg)
 
 
 def _valid_floor(_instance: object, _attribute: object, value: object) -> None:
@@ -80,14 +69,13 @@ class AdaptiveHeads(TierRouter):
         shares: part of the bytes for each tier, hot to cold.
         alpha: weight of the uniform share, 1 for equal budgets; 0.2 in the authors' command line and in kvpress.
         floor: what a head is sure of.
-        scope: "layer" (default, the paper's), or "model" to let the heads of all layers share.
     """
 
     name: ClassVar[str] = "adaptive_heads"
+    scope = "layer"
     shares: tuple[float, ...] = attrs.field(default=(1.0,), converter=as_shares, validator=valid_shares)
     alpha: float = attrs.field(default=0.2, validator=valid_part)
     floor: Floor = attrs.field(default="blend", validator=_valid_floor)
-    scope: Scope = attrs.field(default="layer", validator=shared)
 
     def check(self, tiers: int) -> None:
         """One share per tier."""

@@ -19,13 +19,10 @@ from qevict.routers.filling import best, fill, named, rank_candidates, top_up
 from qevict.routers.sharing import Groups, as_shares, check_tiers, room_of, valid_part, valid_shares
 from qevict.scorers.fields import at_least_one
 from qevict.shapes import MassByQuery, Scores
-from qevict_baselines.adakv import shared
 from qevict_baselines.composing import evicting
+from qevict_baselines.criticalkv import ATTENTION
 from qevict_baselines.observing import Observed, observed
 from qevict_baselines.pooling import odd, pooled
-
-ATTENTION = "attention"
-"""The ranking of the safe windows: mean attention per query, so that a lane's add up to at most 1."""
 
 Bias = Literal["prefix", "observed"]
 """Whose attention lowers the threshold: that on the last windows before the observed ones, or on the observed ones."""
@@ -104,6 +101,12 @@ def _shares(observation: Observation) -> Float32[Tensor, "lanes tokens"]:
     return shares.flatten(0, 1).amax(dim=1)
 
 
+def _shared(_instance: object, _attribute: object, value: object) -> None:
+    if value not in ("layer", "model"):
+        msg = f"scope is 'layer' (its heads share) or 'model' (those of all layers do); got {value!r}"
+        raise PolicyError(msg)
+
+
 def _valid_bias(_instance: object, _attribute: object, value: object) -> None:
     if value not in get_args(Bias):
         msg = f"window_bias is one of {', '.join(map(repr, get_args(Bias)))}; got {value!r}"
@@ -148,7 +151,7 @@ class SafeThenWorstCase(TierRouter):
     name: ClassVar[str] = "safe_then_worst_case"
     rankings = (ATTENTION, IMPORTANCE)
     shares: tuple[float, ...] = attrs.field(default=(1.0,), converter=as_shares, validator=valid_shares)
-    scope: Scope = attrs.field(default="layer", validator=shared)
+    scope: Scope = attrs.field(default="layer", validator=_shared)
     mass: float = attrs.field(default=0.9, validator=valid_part)
     window_bias: Bias = attrs.field(default="prefix", validator=_valid_bias)
     observed_windows: int = attrs.field(default=32, validator=_whole)

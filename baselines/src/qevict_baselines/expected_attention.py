@@ -92,7 +92,7 @@ class ExpectedAttention(Scorer):
     def _weights(self, held: Held) -> Tensor:
         if not self.use_value_norm:
             return torch.ones(held.values.shape[:3], dtype=torch.float32, device=held.values.device)
-        norms = torch.linalg.vector_norm(held.values.float(), dim=-1)
+        norms: Tensor = torch.linalg.vector_norm(held.values.float(), dim=-1)
         return norms.masked_fill((held.columns < 0)[:, None], 0)
 
 

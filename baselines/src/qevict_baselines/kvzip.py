@@ -11,9 +11,9 @@ from qevict.contracts.scorer import IMPORTANCE, Repeats, Scorer, State
 from qevict.contracts.values import Need, Observation, Windows
 from qevict.errors import PolicyError
 from qevict.policy import Policy
+from qevict.routers.greedy import GreedyTiers
 from qevict.scorers.fields import at_least_one
 from qevict.shapes import Scores
-from qevict_baselines.adakv import AdaptiveHeads
 from qevict_baselines.composing import evicting
 
 
@@ -109,5 +109,5 @@ def kvzip(
         dtype: dtype in which full precision is stored; None for the model's.
     """
     scorer = Reconstruction(repeat_tokens, instruction)
-    router = AdaptiveHeads(alpha=0, scope="layer" if layerwise else "model")
+    router = GreedyTiers(scope="layer" if layerwise else "model")
     return evicting(budget, scorer, router, sink_tokens=sink_tokens, route_at="prompt", dtype=dtype)

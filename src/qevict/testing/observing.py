@@ -67,9 +67,7 @@ class ScorerCase:
         prompt = self._prompt(scorer, nothing)
         prompt += self._repeated() if Need.RECONSTRUCTION in scorer.needs else []
         later = [self._later(scorer, 1 + number, nothing) for number in range(self.later)]
-        if scorer.observe_tokens is None or scorer.needs != {Need.MASS}:
-            return [*prompt, *later]
-        return [*prompt, *(each for each in later if each.mass is not None)]
+        return [each for each in (*prompt, *later) if each.shows_something or not scorer.needs]
 
     def _prompt(self, scorer: Scorer, nothing: float) -> list[Observation]:
         """The pieces of the prompt, which share its queries; the last shows what concerns single ones."""
@@ -93,7 +91,7 @@ class ScorerCase:
 
     def _repeated(self) -> list[Observation]:
         """Pieces of a repetition of the prompt, each of which looks for some of the windows."""
-        shape = (self.lanes, self.heads * GROUP, self.windows)
+        shape = (self.lanes, self.heads, GROUP, self.windows)
         mine = torch.arange(self.windows) % self.pieces
         nothing = self._tokens(frozenset(), self.pieces)
         highest = [uniform(self.seed + 11 + piece, *shape) * (mine == piece) for piece in range(self.pieces)]
