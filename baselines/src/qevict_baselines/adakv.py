@@ -155,7 +155,9 @@ def adakv(
     """SnapKV's scores; heads share their layer's budget by where its highest scores are (Ada-SnapKV).
 
     AdaKV (Feng et al., arXiv 2407.11550), algorithm 1: see :class:`AdaptiveHeads` and
-    :class:`~qevict_baselines.snapkv.ObservationWindow`. Bytes per kept token as for SnapKV, ragged over the heads.
+    :class:`~qevict_baselines.snapkv.ObservationWindow`.
+
+    Bytes: full precision for each kept token, and 16 of bookkeeping per token and KV head, ragged over the heads.
 
     Args:
         budget: bytes per row.

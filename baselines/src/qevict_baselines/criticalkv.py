@@ -236,8 +236,9 @@ def ada_criticalkv(
 ) -> Policy:
     """AdaKV's budgets, CriticalKV's choice within them.
 
-    CriticalKV (arXiv 2502.03805) on AdaKV (arXiv 2407.11550): see :class:`AdaptiveTwoStages`. Bytes as for CriticalKV,
-    ragged over the heads.
+    CriticalKV (arXiv 2502.03805) on AdaKV (arXiv 2407.11550): see :class:`AdaptiveTwoStages`.
+
+    Bytes: full precision for each kept token, and 20 of bookkeeping per token and KV head, ragged over the heads.
 
     Args:
         budget: bytes per row.

@@ -229,8 +229,10 @@ def layer_defensivekv(
 ) -> Policy:
     """DefensiveKV over all heads of all layers, which wait uncompressed for the last one.
 
-    Layer-DefensiveKV (Feng et al., arXiv 2510.13334): the peak at the prompt's end is the full cache. Bytes as for
-    DefensiveKV, ragged over heads and layers.
+    Layer-DefensiveKV (Feng et al., arXiv 2510.13334): the peak at the prompt's end is the full cache.
+
+    Bytes: full precision for each kept token, and 24 of bookkeeping per token and KV head, ragged over heads and
+    layers.
 
     Args:
         budget: bytes per row, over all layers.

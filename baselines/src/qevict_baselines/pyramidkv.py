@@ -101,7 +101,9 @@ def pyramidkv(
     """SnapKV's choice within a layer; the lower layers get more of the bytes.
 
     PyramidKV (Cai et al., arXiv 2406.02069), section 4: see :class:`PyramidShares` and
-    :class:`~qevict_baselines.snapkv.ObservationWindow`. Bytes per kept token as for SnapKV.
+    :class:`~qevict_baselines.snapkv.ObservationWindow`.
+
+    Bytes: full precision for each kept token, and 16 of bookkeeping per token and KV head.
 
     Args:
         budget: bytes per row, over all layers.
