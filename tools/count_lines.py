@@ -1,10 +1,12 @@
 """Lines of code of each Python file in a folder, without blank lines, comments and docstrings.
 
-``python tools/count_lines.py baselines/src/qevict_baselines`` prints the table of the guide to baselines.
+``python tools/count_lines.py baselines/src/qevict_baselines`` prints a table; with
+``docs/how-to/add-a-baseline.md`` behind it, it is put in place of the one in that page.
 """
 
 import ast
 import io
+import re
 import sys
 import tokenize
 from pathlib import Path
@@ -36,5 +38,16 @@ def table(folder: Path) -> str:
     return "".join(f"| `{name}` | {count} |\n" for count, name in rows)
 
 
+def renew(page: Path, rows: str) -> None:
+    """Put rows in place of those of a page that name a Python file first and a number second."""
+    text, found = re.subn(r"(?:^\| `\w+\.py` \| \d+ \|\n)+", rows, page.read_text("utf-8"), flags=re.MULTILINE)
+    if found != 1:
+        sys.exit(f"{page} has {found} tables of lines; it needs one: rows such as | `keynorm.py` | 24 |")
+    page.write_text(text, "utf-8")
+
+
 if __name__ == "__main__":
-    print(table(Path(sys.argv[1])), end="")
+    counted = table(Path(sys.argv[1]))
+    print(counted, end="")
+    for name in sys.argv[2:]:
+        renew(Path(name), counted)

@@ -100,17 +100,33 @@ def test_everything_offered_is_on_the_page(offered: Callable[..., object]) -> No
     assert re.search(rf"^::: {re.escape(offered.__module__)}$", page(), re.MULTILINE)
 
 
+SCRIPT = runpy.run_path(str(ROOT / "tools" / "count_lines.py"))
+
+
 def test_the_lines_of_each_file_are_counted() -> None:
     """The table in the guide is what the script prints."""
-    table = runpy.run_path(str(ROOT / "tools" / "count_lines.py"))["table"]
-    counted = table(ROOT / "baselines/src/qevict_baselines")
-    assert counted in page("how-to/add-a-baseline.md"), f"the table of lines is now\n{counted}"
+    counted = SCRIPT["table"](ROOT / "baselines/src/qevict_baselines")
+    assert counted in page("how-to/add-a-baseline.md"), "renew it: tools/count_lines.py says how"
 
 
 def test_the_smallest_baselines_have_as_many_lines_as_it_says() -> None:
-    code_lines = runpy.run_path(str(ROOT / "tools" / "count_lines.py"))["code_lines"]
-    guide = page("how-to/add-a-baseline.md")
+    code_lines, guide = SCRIPT["code_lines"], page("how-to/add-a-baseline.md")
     [example] = re.findall(r'^```python title="long_values.py"\n(.*?)^```$', guide, re.DOTALL | re.MULTILINE)
     template = (ROOT / "baselines/src/qevict_baselines/keynorm.py").read_text("utf-8")
     assert f"a whole method in {code_lines(template)} lines of code" in guide
     assert f"Those are {code_lines(example)} lines of code" in guide
+
+
+def test_lines_of_code_are_neither_blank_nor_comments_nor_docstrings() -> None:
+    source = '"""Told\n\nat length."""\n\nimport os  # said\n\n# said\nX = """not\ntold"""\n"""Told."""\n'
+    assert SCRIPT["code_lines"](source) == 3
+
+
+def test_the_script_renews_the_table_of_a_page(tmp_path: Path) -> None:
+    guide = tmp_path / "guide.md"
+    guide.write_text("| file | lines |\n|---|---|\n| `a.py` | 1 |\n| `b.py` | 2 |\n\nEnd.\n", "utf-8")
+    SCRIPT["renew"](guide, "| `c.py` | 3 |\n")
+    assert guide.read_text("utf-8") == "| file | lines |\n|---|---|\n| `c.py` | 3 |\n\nEnd.\n"
+    guide.write_text("No table.\n", "utf-8")
+    with pytest.raises(SystemExit, match=r"has 0 tables of lines; it needs one"):
+        SCRIPT["renew"](guide, "")

@@ -28,7 +28,7 @@ import qevict.errors
 import qevict_baselines.plugin
 
 ROOT = Path(__file__).parents[2]
-SOURCES = [Path(each.__file__).parents[1] for each in (qevict.errors, qevict_baselines.plugin)]
+SOURCES = [Path(each).parents[1] for each in (qevict.errors.__file__, qevict_baselines.plugin.__file__)]
 BLOCK = re.compile(r'^```(\w+)(?: title="(.+?)")?\n(.*?)^```$', re.DOTALL | re.MULTILINE)
 NEEDS_A_MODEL = re.compile(r"bench\.models import load|^\$ qevict (demo|generate)", re.MULTILINE)
 STARTS_PROGRAMS = re.compile(r"^\$ (qevict|pytest) ", re.MULTILINE)
