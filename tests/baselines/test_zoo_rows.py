@@ -9,7 +9,6 @@ from tests.baselines.zoo import (
     EVICTING,
     LENGTHS,
     NAMES,
-    NEW,
     OPTIONS,
     PRESETS,
     TIERED,
@@ -94,9 +93,10 @@ def read_in_pieces(name: str, chunk: int) -> Any:
 @pytest.mark.parametrize("name", sorted(ONCE_FOR_ALL))
 def test_a_prompt_token_by_token(name: str) -> None:
     """C05: the kept sets and the text are those of the whole prompt, for scores that no other piece can change."""
-    ids, whole = prompts(*LENGTHS)[0][1:2, -LENGTHS[1] :], solo_of(name)
-    pieces = run(policy_of(name), model_of(), ids, new=NEW, chunk=1)
+    ids, _ = prompts(26)
+    whole, pieces = (run(policy_of(name, "60 %"), model_of(), ids, new=3, chunk=chunk) for chunk in (None, 1))
     assert pieces.kept == whole.kept
+    assert all(len(lane) < 26 for layer in whole.kept for lane in layer)
     assert pieces.text(0) == whole.text(0)
 
 
