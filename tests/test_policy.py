@@ -360,7 +360,7 @@ def test_what_is_recent_cannot_compete() -> None:
 
 def test_places_in_the_cache_serve_a_suffix_in_full_precision_only() -> None:
     one: dict[str, Any] = {"tiers": (FULL,), "router": GreedyTiers(), "positions": "cache_relative"}
-    with pytest.raises(PolicyError, match=r"keep a suffix, such as Recency; scorer 'cumulative_attention' does not"):
+    with pytest.raises(PolicyError, match=r"keep a suffix, such as Recency; scorer 'cumulative' does not"):
         compose(**one)
     for tiers, router in (((FULL, INT2), GreedyTiers((0.3, 0.7))), ((INT2,), GreedyTiers())):
         with pytest.raises(PolicyError, match="cache_relative' serves one tier in full precision; drop the other"):

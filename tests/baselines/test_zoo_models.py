@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 import torch
+
+import qevict
 from tests.baselines.zoo import EVICTING, NAMES, Zoo, model_of, policy_of, run
 from tests.oracle import impls, prompts, replay, tiny
 
-import qevict
-
 KINDS = ("defensivekv", "ada_criticalkv", "keydiff", "kvzip", "expected_attention")
-"""Presets that are shown single queries, output projections, what is held, a reconstruction, and values and rotations."""
+"""Shown single queries, output projections, what is held, a reconstruction, and values and rotations, in this order."""
 
 FAMILIES = ("gemma2", "gpt_oss", "gemma3", "qwen3")
 

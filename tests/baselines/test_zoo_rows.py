@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 import torch
+
+import qevict
 from tests.baselines.zoo import (
     EVICTING,
     LENGTHS,
@@ -21,8 +23,6 @@ from tests.baselines.zoo import (
     solo_of,
 )
 from tests.oracle import assert_sensitive, prompts, replay
-
-import qevict
 
 ONCE_FOR_ALL = {"key_norms", "keydiff", "random_eviction", "streaming_llm"}
 """Presets whose scores come from keys or positions alone. Others add up over pieces, so that last bits may differ."""

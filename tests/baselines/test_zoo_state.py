@@ -5,8 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.baselines.zoo import FIRST, LENGTHS, NAMES, NEW, batch_of, decode, kept_of, model_of, policy_of, solo_of
-from tests.oracle import prompts
 from torch import Tensor
 
 import qevict
@@ -15,6 +13,8 @@ from qevict.errors import UnsupportedOperationError
 from qevict.hf.compat import CACHE_ARGUMENT
 from qevict.registry import Registry, Switches
 from qevict.testing.footprint import reachable_tensors
+from tests.baselines.zoo import FIRST, LENGTHS, NAMES, NEW, batch_of, decode, kept_of, model_of, policy_of, solo_of
+from tests.oracle import prompts
 
 
 @pytest.fixture(autouse=True)
@@ -97,13 +97,13 @@ def test_kvzip_is_refused_where_nothing_can_be_repeated() -> None:
     model, (ids, mask) = model_of(), middle()
     with qevict.attach(model, policy_of("kvzip")) as session:
         recording, cache = session.record(ids, mask), session.cache()
-        with pytest.raises(UnsupportedOperationError, match="session.prefill"):
+        with pytest.raises(UnsupportedOperationError, match=r"session\.prefill"):
             recording.play_into(cache)
-        with pytest.raises(UnsupportedOperationError, match="session.prefill"):
+        with pytest.raises(UnsupportedOperationError, match=r"session\.prefill"):
             session.generate(ids, max_new_tokens=2)
-        with pytest.raises(UnsupportedOperationError, match="session.prefill"):
+        with pytest.raises(UnsupportedOperationError, match=r"session\.prefill"):
             session.generate(ids, cache=cache, max_new_tokens=2)
-        with pytest.raises(UnsupportedOperationError, match="session.prefill"):
+        with pytest.raises(UnsupportedOperationError, match=r"session\.prefill"):
             model(ids, **{CACHE_ARGUMENT: cache})
         assert cache.get_seq_length() == 0
         assert cache.rows == 0

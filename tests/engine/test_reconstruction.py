@@ -43,7 +43,7 @@ class Repeated(Spy):  # the only way to ask for other pieces
     """A spy on repetitions."""
 
     name: ClassVar[str] = "repeated"
-    repeats: Repeats | None = Repeats(TOKENS, INSTRUCTION, LEAD)
+    repeats: Repeats | None = attrs.field(factory=lambda: Repeats(TOKENS, INSTRUCTION, LEAD))
 
 
 def spy() -> Repeated:

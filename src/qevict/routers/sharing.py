@@ -85,7 +85,7 @@ def exact(share: float | int) -> Fraction:  # noqa: PYI041 - beartype: an int is
     return Fraction(share).limit_denominator(10**6)
 
 
-def part_of(slots: Tensor, share: float | int) -> Tensor:
+def part_of(slots: Tensor, share: float | int) -> Tensor:  # noqa: PYI041 - as above
     """``floor(share * slots)``, in whole numbers: 0.2 of 10 slots are 2."""
     part = exact(share)
     return slots * part.numerator // part.denominator
