@@ -628,6 +628,9 @@ granularity = "kv_head"
 dtype = "bfloat16"
 accounting = "paper"
 min_tokens = 10
+route_at = "period"
+positions = "original"
+keep_newest = true
 strict = true
 ledger = "migration_stable"
 
@@ -642,6 +645,7 @@ shares = [
     0.3,
     0.7,
 ]
+scope = "lane"
 
 [[tiers]]
 name = "full"

@@ -153,6 +153,10 @@ def test_kvzip_takes_the_most_over_the_group_and_the_repeat() -> None:
     assert kvzip.importance([[[0.0], [0.0]]], chunk, own, sinks) == [pytest.approx([1 / 4, 1 / 4])]
     queries = [[[LOG3], [0.0]], [[-LOG3], [0.0]]]
     assert kvzip.importance(queries, chunk, own, sinks) == [pytest.approx([3 / 6, 3 / 10])]
+    still: list[list[list[float]]] = [[[0.0], [0.0]]] * 2
+    both = kvzip.importance([*queries, *still], chunk * 2, own * 2, sinks * 2)
+    assert both == [pytest.approx([3 / 6, 3 / 10]), pytest.approx([1 / 4, 1 / 4])]
+    assert kvzip.attention([LOG3 * 2, 0, 0, 0], [], [[1, 0, 0, 0], [0] * 4], []) == pytest.approx([3 / 4, 1 / 4])
     assert kvzip.with_sinks([[0.5, 0.2, 0.1]], 1) == [[1.0, 0.2, 0.1]]
 
 
@@ -189,6 +193,14 @@ def test_expected_attention_leaves_sinks_out_and_gives_them_the_most() -> None:
     assert result == [pytest.approx([5 / 2, 5 / 2, 1])]
     shifted = expected_attention.scores(queries, cached, values, [1.0], sinks=1, future=4, epsilon=0.5)
     assert shifted == [pytest.approx([5, 5, 2])]
+
+
+def test_expected_attention_reads_the_keys_of_its_group() -> None:
+    queries = [[[math.sqrt(2) * LOG3, 0.0]]] * 4
+    cached = [[[1.0, 0.0], [0.0, 0.0]], [[0.0, 0.0], [1.0, 0.0]]]
+    values = [[[1.0, 0.0]] * 2] * 2
+    result = expected_attention.scores(queries, cached, values, [0.0], sinks=0, future=1)
+    assert result == [pytest.approx([3 / 4, 1 / 4]), pytest.approx([1 / 4, 3 / 4])]
 
 
 def test_expected_attention_looks_from_the_end_of_the_prompt() -> None:

@@ -7,8 +7,8 @@ from torch import Tensor
 from qevict.contracts.output import OutputProjection
 from qevict.contracts.values import Observation
 from qevict.testing import ScorerContract
-from qevict_baselines.output_norms import ATTENTION
-from qevict_baselines.worst_case import WorstCase
+from qevict_baselines.criticalkv import ATTENTION
+from qevict_baselines.defensivekv import WorstCase
 from tests.baselines import worked
 from tests.baselines.shown import close, prefix, ranked, windows
 from tests.baselines.slow import defensivekv

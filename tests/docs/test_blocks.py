@@ -3,7 +3,7 @@
 A ``python`` block runs. What it prints contains the lines of a ``text title="output"`` block behind it.
 Any other block with a title is saved under that name; a ``toml`` block without one loads, where it has a schema.
 Of a ``console`` block, lines ``$ qevict ...`` and ``$ pytest ...`` run and print the lines below them,
-``$ pip install -e FOLDER`` is played by hand, and other lines are not run; nor is ``$ qevict bench``, which takes
+``$ pip install FOLDER`` is played by hand, and other lines are not run; nor is ``$ qevict bench``, which takes
 an hour.
 The folder has the checkout's ``docs`` in it.
 
@@ -25,9 +25,10 @@ import pytest
 
 import qevict
 import qevict.errors
+import qevict_baselines.plugin
 
 ROOT = Path(__file__).parents[2]
-SOURCE = Path(qevict.errors.__file__).parents[1]
+SOURCES = [Path(each.__file__).parents[1] for each in (qevict.errors, qevict_baselines.plugin)]
 BLOCK = re.compile(r'^```(\w+)(?: title="(.+?)")?\n(.*?)^```$', re.DOTALL | re.MULTILINE)
 NEEDS_A_MODEL = re.compile(r"bench\.models import load|^\$ qevict (demo|generate)", re.MULTILINE)
 STARTS_PROGRAMS = re.compile(r"^\$ (qevict|pytest) ", re.MULTILINE)
@@ -35,7 +36,8 @@ PROGRAMS = {"qevict": "qevict.cli", "pytest": "pytest -q -p no:cacheprovider"}
 
 
 def pages() -> Iterator[object]:
-    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]:
+    readmes = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "baselines" / "README.md"]
+    for page in [*readmes, *sorted((ROOT / "docs").rglob("*.md"))]:
         text = page.read_text("utf-8")
         blocks = "".join(match[0] + "\n" for match in BLOCK.finditer(text))
         if blocks:
@@ -79,11 +81,11 @@ def printed_by(block: str, namespace: dict[str, object]) -> str:
 def run(line: str) -> str | None:
     """Run a line of the console in this folder; gives what it printed, or None if it is not for us to run."""
     program, _, rest = line.partition(" ")
-    if folder := re.match(r"pip install -e (\w+)", line):
-        install(Path(folder[1]))
+    if folder := re.match(r"pip install (?:-e )?(?:\./)?(\w+)", line):
+        install(next(each for each in (Path(folder[1]), ROOT / folder[1]) if each.exists()))
     if program not in PROGRAMS or rest.startswith("bench "):
         return None
-    sources = os.pathsep.join(map(str, (*Path.cwd().glob("**/src"), Path.cwd(), SOURCE)))
+    sources = os.pathsep.join(map(str, (*Path.cwd().glob("**/src"), Path.cwd(), *SOURCES)))
     kept = {name: value for name, value in os.environ.items() if not name.startswith("QEVICT_") or "CACHE" in name}
     done = subprocess.run(  # noqa: S602 - the documentation's own lines, with their redirections
         f'"{sys.executable}" -m {PROGRAMS[program]} {rest}',

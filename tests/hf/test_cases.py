@@ -13,7 +13,7 @@ from transformers import DynamicCache
 
 import qevict
 from qevict import policies
-from qevict.contracts.router import TierRouter
+from qevict.contracts.router import LayerBounds, TierRouter
 from qevict.contracts.scorer import IMPORTANCE
 from qevict.contracts.values import Costs, Geometry, MovePlan, Need, Observation, Windows
 from qevict.hf.compat import CACHE_ARGUMENT
@@ -117,7 +117,7 @@ class HandSet(TierRouter):
     def check(self, tiers: int) -> None:
         """Any."""
 
-    def share(self, total_bytes: int, geometry: Geometry) -> tuple[int, ...]:
+    def share(self, total_bytes: int, geometry: Geometry, bounds: LayerBounds) -> tuple[int, ...]:
         return tuple(int(total_bytes * share) for share in self.shares)
 
     def plan(

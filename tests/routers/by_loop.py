@@ -1,6 +1,7 @@
 """What routers are asked, as lists, and routing by loops over groups, tiers and heads."""
 
 import itertools
+import math
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fractions import Fraction as Exact
@@ -69,13 +70,12 @@ class Scene(NamedTuple):
 
     def groups(self, scope: Scope) -> list[list[int]]:
         """Lanes that share."""
-        every = [
-            (layer, row, head)
-            for layer, row, head in itertools.product(range(self.layers), range(self.rows), range(self.heads))
-        ]
-        whose = {"lane": lambda lane: lane, "layer": lambda lane: lane[:2], "model": lambda lane: lane[1]}[scope]
-        owners = dict.fromkeys(map(whose, every))
-        return [[index for index, lane in enumerate(every) if whose(lane) == owner] for owner in owners]
+        groups: dict[tuple[int, ...], list[int]] = {}
+        every = itertools.product(range(self.layers), range(self.rows), range(self.heads))
+        for index, (layer, row, head) in enumerate(every):
+            owner = {"lane": (layer, row, head), "layer": (layer, row), "model": (row,)}[scope]
+            groups.setdefault(owner, []).append(index)
+        return [*groups.values()]
 
     def slots(self, lanes: Sequence[int], tier: int) -> int:
         limits = [self.capacities[lane] for lane in lanes]
@@ -96,8 +96,37 @@ class Scene(NamedTuple):
         return Remaining(
             columns,
             [[self.positions[lane][column] for column in own] for lane, own in pairs],
-            {name: [[table[lane][column] for column in own] for lane, own in pairs] for name, table in self.scores.items()},
+            {
+                name: [[table[lane][column] for column in own] for lane, own in pairs]
+                for name, table in self.scores.items()
+            },
         )
+
+
+def layer_of(scores: Mapping[str, list[list[float]]], slots: int) -> Scene:
+    """One row's heads in one layer, with room for so many tokens each; NaN stands for no window."""
+    first = next(iter(scores.values()))
+    return Scene(
+        layers=1,
+        rows=1,
+        heads=len(first),
+        positions=[[*range(len(own))] for own in first],
+        candidate=[[not math.isnan(score) for score in own] for own in first],
+        kept=None,
+        scores=scores,
+        tier_bytes=(1,),
+        tenths=(10,),
+        capacities=(slots,) * len(first),
+    )
+
+
+def kept(scene: Scene, router: TierRouter) -> list[list[int]]:
+    """Positions of each lane in the only tier."""
+    places = scene.ask(router).place.tolist()
+    return [
+        sorted(position for position, place in zip(*lane, strict=True) if place == 0)
+        for lane in zip(scene.positions, places, strict=True)
+    ]
 
 
 def by_loop(scene: Scene, scope: Scope, start: Callable[[Remaining], Rule]) -> list[list[int]]:
@@ -139,7 +168,9 @@ def scene_of(seed: int, rankings: Sequence[str] = (IMPORTANCE,), *, ties: bool =
     tier_bytes = tuple(chance.randint(1, 12) for _ in range(tiers))
     lanes, columns = layers * rows * heads, chance.randint(1, 9)
     often = [chance.choice([0.0, 0.4, 1.0, 1.0]) for _ in range(lanes)]
-    limits = [chance.choice([None, 0, *(chance.randint(0, columns * max(tier_bytes)) for _ in range(6))]) for _ in range(rows)]
+    limits = [
+        chance.choice([None, 0, *(chance.randint(0, columns * max(tier_bytes)) for _ in range(6))]) for _ in range(rows)
+    ]
     return Scene(
         layers,
         rows,

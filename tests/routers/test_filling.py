@@ -50,7 +50,11 @@ def test_the_best_of_those_that_share_is_that_of_the_loop(scope: Scope, scene: S
 
 @pytest.mark.parametrize(
     ("scope", "members"),
-    [("lane", [[lane] for lane in range(8)]), ("layer", [[0, 1], [2, 3], [4, 5], [6, 7]]), ("model", [[0, 1, 4, 5], [2, 3, 6, 7]])],
+    [
+        ("lane", [[lane] for lane in range(8)]),
+        ("layer", [[0, 1], [2, 3], [4, 5], [6, 7]]),
+        ("model", [[0, 1, 4, 5], [2, 3, 6, 7]]),
+    ],
 )
 def test_who_shares(scope: Scope, members: list[list[int]]) -> None:
     groups = Groups(TWO_BY_TWO.windows(), scope)
@@ -91,13 +95,17 @@ def test_the_best_of_each_member_and_of_all() -> None:
     assert not best(together, among, torch.tensor([-1])).any()
     chosen = torch.tensor([[[True, False, False], [False, False, False]]])
     assert top_up(chosen, together, among, torch.tensor([2])).tolist() == [[[True, True, False], [False] * 3]]
-    assert top_up(chosen, alone, among, torch.tensor([[0, 1]])).tolist() == [[[True, False, False], [True, False, False]]]
+    assert top_up(chosen, alone, among, torch.tensor([[0, 1]])).tolist() == [
+        [[True, False, False], [True, False, False]]
+    ]
 
 
 def test_kept_codes_take_a_slot_of_whoever_shares() -> None:
     """Room for one window of each lane in each tier; a window of lane 0 keeps codes, so lane 1 gets one less."""
     scene = TWO_BY_TWO._replace(layers=1, rows=1, positions=[[0, 8]] * 2, candidate=[[True, True]] * 2)
-    scene = scene._replace(tier_bytes=(5, 5), tenths=(5, 5), capacities=(10, 10), scores={IMPORTANCE: [[9.0, 1.0], [8.0, 2.0]]})
+    scene = scene._replace(
+        tier_bytes=(5, 5), tenths=(5, 5), capacities=(10, 10), scores={IMPORTANCE: [[9.0, 1.0], [8.0, 2.0]]}
+    )
     router = GreedyTiers((0.5, 0.5), "layer")
     assert scene.ask(router).place.tolist() == [[0, 1], [0, 1]]
     keeps = scene._replace(kept=[[[False, True], [False, False]], [[False, False], [False, False]]])
@@ -136,13 +144,18 @@ def test_a_rule_of_ones_own() -> None:
     assert scene.ask(Latest()).place.tolist() == [[0, 1], [1, 0]] * 4
 
 
-@pytest.mark.parametrize(("slots", "share", "part"), [(10, 0.2, 2), (5, 0.2, 1), (10, 0.7, 7), (9, 1 / 3, 3), (3, 0.5, 1), (UNLIMITED, 1.0, UNLIMITED)])
+@pytest.mark.parametrize(
+    ("slots", "share", "part"),
+    [(10, 0.2, 2), (5, 0.2, 1), (10, 0.7, 7), (9, 1 / 3, 3), (3, 0.5, 1), (UNLIMITED, 1.0, UNLIMITED)],
+)
 def test_parts_of_slots_are_those_of_the_fraction_that_is_meant(slots: int, share: float, part: int) -> None:
     assert part_of(torch.tensor([slots]), share).tolist() == [part]
 
 
 def test_a_ranking_that_is_not_there_is_named() -> None:
-    with pytest.raises(ContractError, match=r"router 'greedy' reads the ranking 'importance', the scorer offers \['x'\]"):
+    with pytest.raises(
+        ContractError, match=r"router 'greedy' reads the ranking 'importance', the scorer offers \['x'\]"
+    ):
         GreedyTiers().plan({"x": torch.zeros(8, 2)}, TWO_BY_TWO.windows(), Costs((10,)), [10] * 8)
 
 

@@ -203,7 +203,8 @@ def test_a_broken_router_is_told_which_law_it_breaks(broken: Break) -> None:
 @pytest.mark.parametrize("shares", [(0.3, 0.7), (1.0, 0.0), (0.2, 0.3, 0.5)], ids=str)
 def test_lanes_differ_in_capacity_whatever_the_tiers(shares: tuple[float, ...]) -> None:
     report(
-        RouterContract, Break("test_nobody_takes_more_than_its_capacity", OneCapacityForAll(shares), "the lanes [1] take")
+        RouterContract,
+        Break("test_nobody_takes_more_than_its_capacity", OneCapacityForAll(shares), "the lanes [1] take"),
     )
 
 

@@ -269,6 +269,8 @@ SHOWN = {
     Need.PROMPT: {"held"},
     Need.OUTPUT_PROJECTION: {"output"},
 }
+BESIDE = {Need.POSITIONS, Need.FIRST_LOOKS, Need.ROTARY, Need.OUTPUT_PROJECTION}
+"""What is only of use beside something to score, so that by itself it is no reason to show anything."""
 
 
 @pytest.mark.parametrize("need", Need)
@@ -277,7 +279,7 @@ def test_a_scorer_is_shown_only_what_it_needs(need: Need) -> None:
 
     @attrs.frozen
     class Looks(CumulativeAttention):
-        needs = frozenset({need})
+        needs = frozenset({need, Need.KEYS} if need in BESIDE else {need})
 
         def update(self, state: State, observation: Observation) -> State:
             seen.append(observation)
@@ -287,7 +289,7 @@ def test_a_scorer_is_shown_only_what_it_needs(need: Need) -> None:
     always = {"columns", "windows", "stands_for", "ends_prompt", "lanes_per_row"}
     optional = {field.name for field in attrs.fields(Observation)} - always
     shown = {name for each in seen for name in optional if getattr(each, name) is not None}
-    assert shown == SHOWN.get(need, {need.value})
+    assert shown == SHOWN.get(need, {need.value}) | ({"keys"} if need in BESIDE else set())
 
 
 def test_what_a_scorer_is_shown_fits_together() -> None:
@@ -299,8 +301,8 @@ def test_what_a_scorer_is_shown_fits_together() -> None:
 
     case = ScorerCase(2, 2, 2, windows=4, pieces=2, later=2, tokens=3, dtype=torch.float32, seed=7)
     for scorer in (Sees(), Sees(prompt_queries=3), Sees(prompt_stride=2)):
-        first, last, *later = case.observations(scorer)
-        assert [each.ends_prompt for each in (first, last, *later)] == [False, True, False, False]
+        first, last, one, other, *later = case.observations(scorer)
+        assert [each.ends_prompt for each in (first, last, one, other, *later)] == [False, True, *[False] * 4]
         assert first.mass is not None
         assert last.mass is not None
         assert last.mass_by_query is not None
@@ -316,3 +318,7 @@ def test_what_a_scorer_is_shown_fits_together() -> None:
         assert inside.min() == 0
         assert inside.max() == 3
         assert [each.held is not None for each in later].count(True) == 1
+        assert one.reconstruction is not None
+        assert other.reconstruction is not None
+        assert ((one.reconstruction > 0) ^ (other.reconstruction > 0)).all()
+        assert one.keys is one.mass is None

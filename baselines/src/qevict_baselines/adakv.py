@@ -2,14 +2,14 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import ClassVar, Final, Literal, get_args
+from typing import ClassVar, Final, Literal, SupportsFloat, get_args
 
 import attrs
 import torch
 from torch import Tensor
 
 from qevict.contracts.budget import Budget
-from qevict.contracts.router import Scope, TierRouter
+from qevict.contracts.router import TierRouter
 from qevict.contracts.scorer import IMPORTANCE
 from qevict.contracts.values import Costs, MovePlan, RouteAt, Windows
 from qevict.errors import PolicyError
@@ -38,17 +38,6 @@ Budgets = Callable[[Tensor, Tensor], Tensor]
 
 Select = Callable[[Tensor, Tensor], Tensor]
 """Which of the remaining windows each head takes for its budget, as a mask."""
-
-
-def shared(_instance: object, _attribute: object, value: object) -> None:
-    """Lanes share.
-
-    Raises:
-        PolicyError: the scope is neither a layer nor the model.
-    """
-    if value not in ("layer", "model"):
-        msg = f"scope is 'layer' (its heads share) or 'model' (those of all layers do); got {value!r}"
-        raise PolicyError(msg)
 
 
 def _valid_floor(_instance: object, _attribute: object, value: object) -> None:
@@ -80,14 +69,13 @@ class AdaptiveHeads(TierRouter):
         shares: part of the bytes for each tier, hot to cold.
         alpha: weight of the uniform share, 1 for equal budgets; 0.2 in the authors' command line and in kvpress.
         floor: what a head is sure of.
-        scope: "layer" (default, the paper's), or "model" to let the heads of all layers share.
     """
 
     name: ClassVar[str] = "adaptive_heads"
+    scope = "layer"
     shares: tuple[float, ...] = attrs.field(default=(1.0,), converter=as_shares, validator=valid_shares)
     alpha: float = attrs.field(default=0.2, validator=valid_part)
     floor: Floor = attrs.field(default="blend", validator=_valid_floor)
-    scope: Scope = attrs.field(default="layer", validator=shared)
 
     def check(self, tiers: int) -> None:
         """One share per tier."""
@@ -114,7 +102,7 @@ def fill_heads(groups: Groups, costs: Costs, room: Room, budgets: Budgets, selec
     return fill(groups, costs, room, lambda left, slots: select(left, budgets(left, slots)))
 
 
-def _blended(alone: Tensor, together: Tensor, remaining: Tensor, slots: Tensor, alpha: float) -> Tensor:
+def _blended(alone: Tensor, together: Tensor, remaining: Tensor, slots: Tensor, alpha: SupportsFloat) -> Tensor:
     """The uniform share and that of the highest scores, weighted."""
     heads, has = remaining.shape[1], remaining.sum(-1)
     adaptive = best(together, remaining, slots).sum(-1)
@@ -125,18 +113,18 @@ def _blended(alone: Tensor, together: Tensor, remaining: Tensor, slots: Tensor, 
     return (own | best(together, remaining & ~own, torch.where(everything, slots, beyond))).sum(-1)
 
 
-def _floored(alone: Tensor, together: Tensor, remaining: Tensor, slots: Tensor, alpha: float) -> Tensor:
+def _floored(alone: Tensor, together: Tensor, remaining: Tensor, slots: Tensor, alpha: SupportsFloat) -> Tensor:
     """Each head's best first, then the layer's."""
-    safe = part_of(slots // remaining.shape[1], alpha)[:, None].expand(remaining.shape[:2])
+    safe = part_of(slots // remaining.shape[1], alpha)[:, None]
     return top_up(best(alone, remaining, safe), together, remaining, slots).sum(-1)
 
 
-_FLOORS: Final[Mapping[Floor, Callable[[Tensor, Tensor, Tensor, Tensor, float], Tensor]]] = MappingProxyType(
+_FLOORS: Final[Mapping[Floor, Callable[[Tensor, Tensor, Tensor, Tensor, SupportsFloat], Tensor]]] = MappingProxyType(
     {"blend": _blended, "hard": _floored}
 )
 
 
-def _round(counts: Tensor, alpha: float, more: Tensor) -> Tensor:
+def _round(counts: Tensor, alpha: SupportsFloat, more: Tensor) -> Tensor:
     """``round(counts * (1 - alpha) + more)`` in whole numbers, halves to even."""
     part = 1 - exact(alpha)
     over, under = counts * part.numerator, part.denominator
@@ -167,7 +155,9 @@ def adakv(
     """SnapKV's scores; heads share their layer's budget by where its highest scores are (Ada-SnapKV).
 
     AdaKV (Feng et al., arXiv 2407.11550), algorithm 1: see :class:`AdaptiveHeads` and
-    :class:`~qevict_baselines.snapkv.ObservationWindow`. Bytes per kept token as for SnapKV, ragged over the heads.
+    :class:`~qevict_baselines.snapkv.ObservationWindow`.
+
+    Bytes: full precision for each kept token, and 16 of bookkeeping per token and KV head, ragged over the heads.
 
     Args:
         budget: bytes per row.

@@ -5,28 +5,106 @@ from typing import ClassVar, Literal, get_args
 
 import attrs
 import torch
+from jaxtyping import Float32
 from torch import Tensor
 from torch.nn.functional import pad
 
 from qevict.contracts.budget import Budget
 from qevict.contracts.router import Scope, TierRouter
-from qevict.contracts.scorer import IMPORTANCE
-from qevict.contracts.values import Costs, MovePlan, Windows
+from qevict.contracts.scorer import IMPORTANCE, Scorer, State
+from qevict.contracts.values import Costs, MovePlan, Need, Observation, Windows
 from qevict.errors import PolicyError
 from qevict.policy import Policy
 from qevict.routers.filling import best, fill, named, rank_candidates, top_up
 from qevict.routers.sharing import Groups, as_shares, check_tiers, room_of, valid_part, valid_shares
-from qevict_baselines.adakv import shared
+from qevict.scorers.fields import at_least_one
+from qevict.shapes import MassByQuery, Scores
 from qevict_baselines.composing import evicting
-from qevict_baselines.worst_case import WorstCase
-
-ATTENTION = "attention"
-"""The ranking of the safe windows: mean attention per query, so that a lane's add up to at most 1."""
+from qevict_baselines.criticalkv import ATTENTION
+from qevict_baselines.observing import Observed, observed
+from qevict_baselines.pooling import odd, pooled
 
 Bias = Literal["prefix", "observed"]
 """Whose attention lowers the threshold: that on the last windows before the observed ones, or on the observed ones."""
 
 _UNITS = 2**32  # attention is added up in whole numbers of these, so that no order of columns matters
+
+_RISK, _SHARE = "risk", "share"
+_NO_MASS = 1e-30
+
+
+@attrs.frozen
+class WorstCase(Scorer):
+    """What may be lost at worst: the highest attention that any query of the observation window paid.
+
+    DefensiveKV (arXiv 2510.13334), section 4 and algorithm 2, in the order of the authors' code: each query's attention
+    on the tokens before the observation window is pooled and scaled to the mass that it had; the risk is the maximum
+    over queries and over the group, and at least the lane's mean risk; the importance is the risk times the share that
+    the value's ``||v W_O||_1`` has of those of all KV heads at the same token. "attention" is the mean attention, not
+    pooled, for the router's first stage.
+
+    Faithful: windows of one token, lanes of one KV head, ``recent_tokens = prompt_queries``. Scored once, at the
+    prompt's end; what is decoded later has no risk of its own and so the mean. Different: a longer window counts by the
+    sum of its tokens, and pooling takes each window that begins before the observation window; a lane of several KV
+    heads takes the highest risk and share of its heads. Lanes of a row share: the norm is a share of the row's.
+
+    Args:
+        prompt_queries: the observation window; 32 (default) is the authors'.
+        kernel: windows that are averaged into one; 5 (default) is the authors'.
+
+    Bytes: 12 per window and lane.
+    """
+
+    name: ClassVar[str] = "worst_case"
+    needs: ClassVar[frozenset[Need]] = frozenset(
+        {Need.MASS_BY_QUERY, Need.POSITIONS, Need.VALUES, Need.OUTPUT_PROJECTION}
+    )
+    lanes_share_row: ClassVar[bool] = True
+    prompt_queries: int = attrs.field(default=32, validator=at_least_one)
+    kernel: int = attrs.field(default=5, validator=odd)
+
+    def start(self, lanes: int, windows: int, device: torch.device) -> State:
+        """Nothing seen."""
+        zeros = torch.zeros(lanes, windows, dtype=torch.float32, device=device)
+        return {_RISK: zeros, ATTENTION: zeros, _SHARE: zeros}
+
+    def update(self, state: State, observation: Observation) -> State:
+        """Add the new values' shares, and take the risk where the prompt ends."""
+        shared = {**state, _SHARE: state[_SHARE] + observation.sum_by_window(_shares(observation))}
+        seen = observed(observation)
+        if seen is None:
+            return shared
+        attention = seen.masses.mean(dim=1).sum(dim=1) / seen.queries[:, None]
+        return {**shared, _RISK: _smoothed(seen, self.kernel).amax(dim=(1, 2)), ATTENTION: attention}
+
+    def rank(self, state: State, windows: Windows) -> dict[str, Scores]:
+        """The risk, at least the mean over candidates, by the share of the norm."""
+        risk = state[_RISK].masked_fill(~windows.candidate, 0)
+        prior = risk.sum(dim=1, keepdim=True) / windows.candidate.sum(dim=1, keepdim=True).clamp(min=1)
+        return {IMPORTANCE: torch.maximum(risk, prior) * state[_SHARE], ATTENTION: state[ATTENTION]}
+
+
+def _smoothed(seen: Observed, kernel: int) -> MassByQuery:
+    """Each row pooled over what lies before the observation window, with the mass that it had there."""
+    smooth = pooled(seen.masses, seen.positions, seen.before, kernel)
+    mass = seen.masses.masked_fill(~seen.before[:, None, None], 0).sum(dim=-1, keepdim=True)
+    return smooth * (mass / smooth.sum(dim=-1, keepdim=True).clamp(min=_NO_MASS))
+
+
+def _shares(observation: Observation) -> Float32[Tensor, "lanes tokens"]:
+    """Of each new token, the norm of its value's output as a share of all KV heads of the row; of its highest head."""
+    assert observation.output is not None
+    assert observation.values is not None
+    norms = observation.output.norms(observation.values).mean(dim=2)
+    by_row: Tensor = norms.unflatten(0, (-1, observation.lanes_per_row))
+    shares = by_row / by_row.sum(dim=(1, 2), keepdim=True).clamp(min=_NO_MASS)
+    return shares.flatten(0, 1).amax(dim=1)
+
+
+def _shared(_instance: object, _attribute: object, value: object) -> None:
+    if value not in ("layer", "model"):
+        msg = f"scope is 'layer' (its heads share) or 'model' (those of all layers do); got {value!r}"
+        raise PolicyError(msg)
 
 
 def _valid_bias(_instance: object, _attribute: object, value: object) -> None:
@@ -73,7 +151,7 @@ class SafeThenWorstCase(TierRouter):
     name: ClassVar[str] = "safe_then_worst_case"
     rankings = (ATTENTION, IMPORTANCE)
     shares: tuple[float, ...] = attrs.field(default=(1.0,), converter=as_shares, validator=valid_shares)
-    scope: Scope = attrs.field(default="layer", validator=shared)
+    scope: Scope = attrs.field(default="layer", validator=_shared)
     mass: float = attrs.field(default=0.9, validator=valid_part)
     window_bias: Bias = attrs.field(default="prefix", validator=_valid_bias)
     observed_windows: int = attrs.field(default=32, validator=_whole)
@@ -132,7 +210,7 @@ def defensivekv(
     """What the worst of the observed queries would lose, over all heads of a layer.
 
     DefensiveKV (Feng et al., arXiv 2510.13334), algorithm 2: see :class:`SafeThenWorstCase` and
-    :class:`~qevict_baselines.worst_case.WorstCase`. Compressed once, at the prompt's end.
+    :class:`WorstCase`. Compressed once, at the prompt's end.
 
     Bytes: full precision for each kept token, and 24 of bookkeeping per token and KV head, ragged over the heads.
 
@@ -151,8 +229,10 @@ def layer_defensivekv(
 ) -> Policy:
     """DefensiveKV over all heads of all layers, which wait uncompressed for the last one.
 
-    Layer-DefensiveKV (Feng et al., arXiv 2510.13334): the peak at the prompt's end is the full cache. Bytes as for
-    DefensiveKV, ragged over heads and layers.
+    Layer-DefensiveKV (Feng et al., arXiv 2510.13334): the peak at the prompt's end is the full cache.
+
+    Bytes: full precision for each kept token, and 24 of bookkeeping per token and KV head, ragged over heads and
+    layers.
 
     Args:
         budget: bytes per row, over all layers.

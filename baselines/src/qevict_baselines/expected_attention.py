@@ -92,7 +92,8 @@ class ExpectedAttention(Scorer):
     def _weights(self, held: Held) -> Tensor:
         if not self.use_value_norm:
             return torch.ones(held.values.shape[:3], dtype=torch.float32, device=held.values.device)
-        return held.values.float().norm(dim=-1).masked_fill((held.columns < 0)[:, None], 0)
+        norms: Tensor = torch.linalg.vector_norm(held.values.float(), dim=-1)
+        return norms.masked_fill((held.columns < 0)[:, None], 0)
 
 
 def _latest(held: Held) -> tuple[PerLane, PerLane]:

@@ -85,7 +85,9 @@ def h2o(budget: Budget | str, *, recent_share: float = 0.5, dtype: torch.dtype |
 def observed_attention(budget: Budget | str, *, dtype: torch.dtype | None = None) -> Policy:
     """H2O's average form: attention per query that could see the token, at the prompt's end, nothing recent protected.
 
-    As kvpress has it (ObservedAttentionPress); not the paper's rule. Bytes as for H2O.
+    As kvpress has it (ObservedAttentionPress); not the rule of H2O's paper (arXiv 2306.14048).
+
+    Bytes: full precision for each kept token, and 16 of bookkeeping per token and KV head.
 
     Args:
         budget: bytes per row.

@@ -11,9 +11,9 @@ from qevict.contracts.scorer import IMPORTANCE, Repeats, Scorer, State
 from qevict.contracts.values import Need, Observation, Windows
 from qevict.errors import PolicyError
 from qevict.policy import Policy
+from qevict.routers.greedy import GreedyTiers
 from qevict.scorers.fields import at_least_one
 from qevict.shapes import Scores
-from qevict_baselines.adakv import AdaptiveHeads
 from qevict_baselines.composing import evicting
 
 
@@ -62,10 +62,10 @@ class Reconstruction(Scorer):
     repeat_tokens: int = attrs.field(default=2048, validator=at_least_one)
     instruction: tuple[int, ...] = attrs.field(default=(), converter=_ids, validator=_token_ids)
     lead_tokens: int = attrs.field(default=8, validator=_none_or_more)
+    repeats: Repeats = attrs.field(init=False, repr=False, eq=False)
 
-    @property
-    def repeats(self) -> Repeats:
-        """How the prompt is repeated."""
+    @repeats.default
+    def _repeats(self) -> Repeats:
         return Repeats(self.repeat_tokens, self.instruction, self.lead_tokens)
 
     def start(self, lanes: int, windows: int, device: torch.device) -> State:
@@ -109,5 +109,5 @@ def kvzip(
         dtype: dtype in which full precision is stored; None for the model's.
     """
     scorer = Reconstruction(repeat_tokens, instruction)
-    router = AdaptiveHeads(alpha=0, scope="layer" if layerwise else "model")
+    router = GreedyTiers(scope="layer" if layerwise else "model")
     return evicting(budget, scorer, router, sink_tokens=sink_tokens, route_at="prompt", dtype=dtype)

@@ -18,21 +18,19 @@ from qevict_baselines.compositions import (
     per_head_qevict,
     pyramid_qevict,
 )
-from qevict_baselines.criticalkv import AdaptiveTwoStages, TwoStages, ada_criticalkv, criticalkv
-from qevict_baselines.defensivekv import SafeThenWorstCase, defensivekv, layer_defensivekv
+from qevict_baselines.criticalkv import AdaptiveTwoStages, OutputNorms, TwoStages, ada_criticalkv, criticalkv
+from qevict_baselines.defensivekv import SafeThenWorstCase, WorstCase, defensivekv, layer_defensivekv
 from qevict_baselines.expected_attention import ExpectedAttention, expected_attention
 from qevict_baselines.h2o import HeavyAndRecent, h2o, observed_attention
 from qevict_baselines.handover import Handover
 from qevict_baselines.keydiff import KeyDiff, keydiff
 from qevict_baselines.keynorm import ShortKeys, key_norms
 from qevict_baselines.kvzip import Reconstruction, kvzip
-from qevict_baselines.output_norms import OutputNorms
 from qevict_baselines.pyramidkv import PyramidShares, pyramidkv
 from qevict_baselines.random_scores import RandomScores, random_eviction
-from qevict_baselines.snapkv import ObservationWindow, snapkv
+from qevict_baselines.snapkv import ObservationWindow, PooledHeads, snapkv
 from qevict_baselines.streaming_llm import streaming_llm
 from qevict_baselines.tova import LastQuery, tova
-from qevict_baselines.worst_case import WorstCase
 
 
 @hookimpl
@@ -47,6 +45,7 @@ def qevict_scorers() -> Iterable[type[Scorer]]:
         NormalisedAttention,
         ObservationWindow,
         OutputNorms,
+        PooledHeads,
         RandomScores,
         Reconstruction,
         ShortKeys,

@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import attrs
 import torch
@@ -25,12 +25,6 @@ def _at_least_one(_instance: object, _attribute: object, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value < float("inf"):
         msg = f"beta says how many times less than the mean the last layer gets, at least 1; got {value!r}"
         raise PolicyError(msg)
-
-
-def _of_within(name: str) -> Any:  # noqa: ANN401 - a field of whatever type the other router's is
-    """The same as that of the router within."""
-    factory = attrs.Factory(lambda self: getattr(self.within, name), takes_self=True)
-    return attrs.field(init=False, repr=False, eq=False, default=factory)
 
 
 @attrs.frozen
@@ -55,9 +49,21 @@ class PyramidShares(TierRouter):
     name: ClassVar[str] = "pyramid"
     within: TierRouter = attrs.field(factory=GreedyTiers)
     beta: float = attrs.field(default=20, validator=_at_least_one)
-    scope: Scope = _of_within("scope")
-    rankings: tuple[str, ...] = _of_within("rankings")
-    earlier_wins: bool = _of_within("earlier_wins")
+    scope: Scope = attrs.field(init=False, repr=False)
+    rankings: tuple[str, ...] = attrs.field(init=False, repr=False)
+    earlier_wins: bool = attrs.field(init=False, repr=False)
+
+    @scope.default
+    def _scope(self) -> Scope:
+        return self.within.scope
+
+    @rankings.default
+    def _rankings(self) -> tuple[str, ...]:
+        return self.within.rankings
+
+    @earlier_wins.default
+    def _earlier_wins(self) -> bool:
+        return self.within.earlier_wins
 
     def share(self, total_bytes: int, geometry: Geometry, bounds: LayerBounds) -> tuple[int, ...]:
         """A line from the first layer to the last."""
@@ -95,7 +101,9 @@ def pyramidkv(
     """SnapKV's choice within a layer; the lower layers get more of the bytes.
 
     PyramidKV (Cai et al., arXiv 2406.02069), section 4: see :class:`PyramidShares` and
-    :class:`~qevict_baselines.snapkv.ObservationWindow`. Bytes per kept token as for SnapKV.
+    :class:`~qevict_baselines.snapkv.ObservationWindow`.
+
+    Bytes: full precision for each kept token, and 16 of bookkeeping per token and KV head.
 
     Args:
         budget: bytes per row, over all layers.

@@ -1,6 +1,6 @@
 """SnapKV: LLM Knows What You are Looking for Before Generation (arXiv 2404.14469)."""
 
-from typing import ClassVar, get_args
+from typing import ClassVar, Literal, get_args
 
 import attrs
 import torch
@@ -14,7 +14,11 @@ from qevict.scorers.fields import at_least_one, at_least_one_or_none, one_of
 from qevict.shapes import Scores
 from qevict_baselines.accumulators import no_mass, with_masses
 from qevict_baselines.composing import evicting
+from qevict_baselines.observing import observed
 from qevict_baselines.pooling import Pool, odd, pooled
+
+OverHeads = Literal["mean", "max"]
+"""How the query heads of a lane become one."""
 
 
 @attrs.frozen
@@ -58,6 +62,49 @@ class ObservationWindow(Scorer):
         """Pool over the candidates."""
         means = state["mass"] / self.prompt_queries
         return {IMPORTANCE: pooled(means, windows.positions, windows.candidate, self.kernel, self.pool)}
+
+
+@attrs.frozen
+class PooledHeads(Scorer):
+    """SnapKV's score with each query head pooled by itself, before a lane's query heads are brought together.
+
+    A variant of :class:`ObservationWindow` (arXiv 2404.14469): NVIDIA's kvpress pools first and averages then, which
+    differs from it under a max pool alone; KVCache-Factory takes the maximum over heads, as an option. Scored once, at
+    the prompt's end; what is decoded later scores 0. With longer routing windows, pooling takes each window that begins
+    before the observation window.
+
+    Args:
+        prompt_queries: the observation window; 32 (default) is what the authors' code fills in.
+        kernel: windows that are pooled into one; 5 (default) is the authors'.
+        pool: "average" (default) or "max".
+        over_heads: "mean" (default, as kvpress) or "max".
+
+    Bytes: 4 per window and lane.
+    """
+
+    name: ClassVar[str] = "pooled_heads"
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.MASS_BY_QUERY, Need.POSITIONS})
+    prompt_queries: int = attrs.field(default=32, validator=at_least_one)
+    kernel: int = attrs.field(default=5, validator=odd)
+    pool: Pool = attrs.field(default="average", validator=one_of(*get_args(Pool)))
+    over_heads: OverHeads = attrs.field(default="mean", validator=one_of(*get_args(OverHeads)))
+
+    def start(self, lanes: int, windows: int, device: torch.device) -> State:
+        """Nothing seen."""
+        return {"mass": no_mass(lanes, windows, device)}
+
+    def update(self, state: State, observation: Observation) -> State:
+        """Pool each head's mean mass, where the prompt ends."""
+        seen = observed(observation)
+        if seen is None:
+            return state
+        means = seen.masses.sum(dim=2) / seen.queries[:, None, None]
+        heads = pooled(means, seen.positions, seen.before, self.kernel, self.pool)
+        return {"mass": heads.mean(dim=1) if self.over_heads == "mean" else heads.amax(dim=1)}
+
+    def rank(self, state: State, windows: Windows) -> dict[str, Scores]:
+        """What was seen where the prompt ended."""
+        return {IMPORTANCE: state["mass"]}
 
 
 def snapkv(

@@ -18,7 +18,7 @@ from qevict.contracts.values import Need
 from qevict.engine.report import Report
 from qevict.errors import PolicyError
 from qevict.policy import Policy
-from qevict.shapes import Mass
+from qevict.shapes import Mass, MassByQuery
 
 STORED = torch.bfloat16
 FULL = "full"
@@ -177,3 +177,6 @@ class _SharedMasses(AttentionBackend):
         if layer == len(self.masses):
             self.masses.append(self.backend.mass(query, view))
         return self.masses[layer]
+
+    def mass_by_query(self, query: Query, view: View) -> MassByQuery:
+        return self.backend.mass_by_query(query, view)

@@ -173,6 +173,12 @@ class Observation:
     output: OutputProjection | None = attrs.field(default=None, kw_only=True)
     reconstruction: Float32[Tensor, "lanes heads group windows"] | None = attrs.field(default=None, kw_only=True)
 
+    @property
+    def shows_something(self) -> bool:
+        """There is something to learn from it; a scorer that has needs is shown nothing else."""
+        shown = (self.mass, self.mass_by_query, self.queries, self.keys, self.values, self.held, self.reconstruction)
+        return any(each is not None for each in shown)
+
     def sum_by_window(self, amounts: Tensor, columns: Tensor | None = None) -> Tensor:
         """Add up ``[lanes, tokens]`` amounts of tokens by the window that each fell into, in fp32.
 

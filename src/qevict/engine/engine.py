@@ -17,7 +17,7 @@ from qevict.engine.forward import Forward, Incoming, check_sizes
 from qevict.engine.landing import Landing, land
 from qevict.engine.layer import Layer
 from qevict.engine.looks import look_at
-from qevict.engine.observing import asked, observe, shows_something
+from qevict.engine.observing import asked, observe
 from qevict.engine.records import Grid
 from qevict.engine.stack import Stack
 from qevict.engine.tally import Tally
@@ -148,8 +148,8 @@ class Engine:
         scorer = self.wiring.policy.scorer
         if Need.RECONSTRUCTION in scorer.needs and not (self.clock.prompted or self.clock.held):
             msg = (
-                f"scorer {scorer.name!r} lets the model repeat the prompt before it is compressed, which a plain forward "
-                f"cannot do; read the context by cache = session.prefill(context_ids), then go on with "
+                f"scorer {scorer.name!r} lets the model repeat the prompt before it is compressed, which a plain "
+                f"forward cannot do; read the context by cache = session.prefill(context_ids), then go on with "
                 f"session.generate(new_ids, cache=cache)"
             )
             raise UnsupportedOperationError(msg)
@@ -190,7 +190,7 @@ class Engine:
     def _score(self, layer: Layer, grid: Grid, arrival: Arrival, observation: Observation) -> None:
         """Score and record; a scorer is not called where nothing that it needs is to be seen."""
         scorer, old = self.wiring.policy.scorer, layer.records.state
-        if scorer.needs and not shows_something(observation):
+        if scorer.needs and not observation.shows_something:
             return
         state = scorer.update(layer.state(grid), observation)
         if arrival.event:  # the prompt is one; a look at every token would find nothing else

@@ -14,6 +14,7 @@ from qevict.engine.records import Grid
 from qevict.transfer import to_device
 
 _SINGLE_QUERIES = frozenset({Need.MASS_BY_QUERY, Need.QUERIES})
+_VIEWED = frozenset({Need.MASS_BY_QUERY, Need.POSITIONS, Need.HELD, Need.PROMPT})
 
 
 def asked(layer: Layer, incoming: Incoming, vectors: Tensor, positions: Tensor, *, padded: bool) -> Query:
@@ -38,10 +39,8 @@ def observe(
     """
     wiring, landing, arrival = layer.wiring, forward.landing, forward.arrival
     needs, columns = wiring.policy.scorer.needs, line - layer.records.starts[:, :1]
-    view = layer.view(grid, landing)
     single = _single_queries(layer, forward, incoming) if needs & _SINGLE_QUERIES else None
-    by_query = single is not None and Need.MASS_BY_QUERY in needs
-    return Observation(
+    shown = Observation(
         columns=columns if landing.of_windows is None else torch.where(line < 0, -1, columns),
         windows=grid.shape[1],
         mass=mass,
@@ -50,28 +49,21 @@ def observe(
         values=layer.by_lane(incoming.values) if Need.VALUES in needs else None,
         lanes_per_row=wiring.lanes_per_row,
         ends_prompt=arrival.whole_prompt,
-        mass_by_query=wiring.backend.mass_by_query(single, view) if by_query and single is not None else None,
         queries=single.vectors if single is not None and Need.QUERIES in needs else None,
         asked=None if single is None else single.positions,
-        positions=_positions(view) if Need.POSITIONS in needs else None,
         first=_first(layer, forward) if Need.FIRST_LOOKS in needs else None,
-        held=_held(view) if _shows_held(needs, forward) else None,
         rotary=wiring.rotary if Need.ROTARY in needs else None,
         output=incoming.output() if incoming.output and Need.OUTPUT_PROJECTION in needs else None,
     )
-
-
-def shows_something(observation: Observation) -> bool:
-    """Whether there is anything to learn from it."""
-    shown = (
-        observation.mass,
-        observation.mass_by_query,
-        observation.queries,
-        observation.keys,
-        observation.values,
-        observation.held,
+    if not needs & _VIEWED:
+        return shown
+    view, by_query = layer.view(grid, landing), single if Need.MASS_BY_QUERY in needs else None
+    return attrs.evolve(
+        shown,
+        mass_by_query=None if by_query is None else wiring.backend.mass_by_query(by_query, view),
+        positions=_positions(view) if Need.POSITIONS in needs else None,
+        held=_held(view) if _shows_held(needs, forward) else None,
     )
-    return any(each is not None for each in shown)
 
 
 def _single_queries(layer: Layer, forward: Forward, incoming: Incoming) -> Query | None:

@@ -23,7 +23,7 @@ class Repetition:
     """Stands where a cache's engine stands, for a forward that repeats a part of its prompt behind it.
 
     The model attends to the whole prompt and to the forward's own tokens. The scorer is shown a softmax over the
-    repeated part and these tokens alone, as KVzip has it.
+    repeated part, the sinks before it and these tokens alone, as KVzip has it.
 
     Attributes:
         engine: the cache's, with its prompt read and not ended.
@@ -62,7 +62,8 @@ class Repetition:
         pads = to_device([self.clock.seen - own for own in self.clock.tokens], device)
         slots = (positions + pads[:, None]).clamp(max=self.clock.seen - 1)
         part = keys.gather(2, slots[:, None, :, None].expand(-1, keys.shape[1], -1, keys.shape[3]))
-        highest = _highest(part, inside, incoming)
+        sinks = _Sinks(layer.sink_keys.reshape(*keys.shape[:2], -1, keys.shape[3]), [*map(bool, self.starts)])
+        highest = _highest(part, inside, sinks, incoming)
         window = torch.div(positions - policy.sink_tokens, policy.window_tokens, rounding_mode="floor")
         window = per_lane(torch.where(inside, window, -1), layer.wiring.lanes_per_row)
         line = layer.records.base[:, None] + window
@@ -98,33 +99,49 @@ def _prompt(layer: Layer, landing: Landing, clock: Clock) -> tuple[Tensor, Tenso
     return held[0], held[1]
 
 
-def _highest(part: Tensor, inside: Tensor, incoming: Incoming) -> Tensor:
+@attrs.frozen(eq=False)
+class _Sinks:
+    """The first tokens of each row, which take part in the softmax of all pieces but the first, and keep their share.
+
+    Attributes:
+        keys: ``[rows, kv_heads, sinks, head_dim]``.
+        seen: by row, whether they are seen beside the piece.
+    """
+
+    keys: Tensor
+    seen: list[bool]
+
+
+def _highest(part: Tensor, inside: Tensor, sinks: _Sinks, incoming: Incoming) -> Tensor:
     """``[rows, q_heads, part]`` the highest probability that any query gives a token of the part.
 
     One KV head and row at a time, since the logits of all would be large.
     """
     rows, q_heads, count, _ = incoming.query.shape
-    group = q_heads // part.shape[1]
+    group, width = q_heads // part.shape[1], part.shape[2]
     real = torch.ones(rows, count, dtype=torch.bool, device=part.device) if incoming.valid is None else incoming.valid
     causal = torch.ones(count, count, dtype=torch.bool, device=part.device).tril()
-    highest = torch.empty(rows, q_heads, part.shape[2], dtype=torch.float32, device=part.device)
+    highest = torch.empty(rows, q_heads, width, dtype=torch.float32, device=part.device)
     for row in range(rows):
-        seen = torch.cat((inside[row].expand(count, -1), causal & real[row]), dim=1)
+        beside = sinks.keys[row] if sinks.seen[row] else sinks.keys[row, :, :0]
+        shown = torch.cat((inside[row], inside.new_ones(beside.shape[1])))
+        seen = torch.cat((shown.expand(count, -1), causal & real[row]), dim=1)
         for head in range(part.shape[1]):
             own = slice(head * group, (head + 1) * group)
-            keys = torch.cat((part[row, head].float(), incoming.keys[row, head].float()))
+            keys = torch.cat((part[row, head].float(), beside[head].float(), incoming.keys[row, head].float()))
             logits = capped(incoming.query[row, own].float() @ keys.T * incoming.scaling, incoming.softcap)
-            sinks = None if incoming.sink_logits is None else incoming.sink_logits[own]
-            probability = _softmax(logits.masked_fill(~seen, -torch.inf), sinks)[..., : part.shape[2]]
+            learned = None if incoming.sink_logits is None else incoming.sink_logits[own]
+            probability = _softmax(logits.masked_fill(~seen, -torch.inf), learned)[..., :width]
             counted = probability.masked_fill(~real[row, :, None], 0).masked_fill(~inside[row], 0)
             highest[row, own] = counted.amax(dim=1)
     return highest
 
 
-def _softmax(logits: Tensor, sinks: Tensor | None) -> Tensor:
-    if sinks is None:
+def _softmax(logits: Tensor, learned: Tensor | None) -> Tensor:
+    """With the sink logits that a model may have learned, which carry no value."""
+    if learned is None:
         return logits.softmax(-1)
-    with_sink = torch.cat((logits, sinks.float()[:, None, None].expand(*logits.shape[:2], 1)), dim=-1)
+    with_sink = torch.cat((logits, learned.float()[:, None, None].expand(*logits.shape[:2], 1)), dim=-1)
     return with_sink.softmax(-1)[..., :-1]
 
 

@@ -9,9 +9,11 @@ import torch
 from qevict.contracts.backend import AttentionBackend, Setting
 from qevict.contracts.quantizer import Quantizer
 from qevict.contracts.rotary import Rotary
-from qevict.contracts.router import LayerBounds
-from qevict.contracts.values import ArraySpec, Geometry, Layout, layout_bytes
+from qevict.contracts.router import LayerBounds, TierRouter
+from qevict.contracts.scorer import Scorer
+from qevict.contracts.values import ArraySpec, Geometry, Layout, Windows, layout_bytes
 from qevict.engine.choice import Choice, choose
+from qevict.errors import PolicyError
 from qevict.policy import Policy
 
 PAPER_OVERHEAD = 1.05
@@ -68,9 +70,11 @@ class Wiring:
         """Find out now what the sizes do not allow.
 
         Raises:
-            PolicyError: a quantizer cannot pack windows of this head_dim.
+            PolicyError: a quantizer cannot pack windows of this head_dim, or the router reads a ranking that the scorer
+                does not offer.
         """
         _ = self.layouts
+        _check_rankings(self.policy.scorer, self.policy.router)
 
     @cached_property
     def lanes_per_row(self) -> int:
@@ -242,3 +246,16 @@ def stepped(tokens: int) -> int:
     """
     step = max(0, tokens.bit_length() - 7)
     return tokens >> step << step
+
+
+def _check_rankings(scorer: Scorer, router: TierRouter) -> None:
+    """One window of which nothing was observed shows what a scorer offers."""
+    there, position = torch.ones(1, 1, dtype=torch.bool), torch.zeros(1, 1, dtype=torch.int64)
+    windows = Windows(position, there, there, position, (1,), lengths=position[0] + 1)
+    offered = scorer.rank(scorer.start(1, 1, position.device), windows)
+    if missing := [name for name in router.rankings if name not in offered]:
+        msg = (
+            f"router {router.name!r} reads the ranking {', '.join(map(repr, missing))}, scorer {scorer.name!r} offers "
+            f"{', '.join(map(repr, offered))}; use a scorer that offers it, or another router"
+        )
+        raise PolicyError(msg)

@@ -31,9 +31,9 @@ def _linear(module: Any) -> torch.nn.Linear:
     found = getattr(module, _NAME, None)
     if type(found) is not torch.nn.Linear:
         msg = (
-            f"{type(module).__name__} has no plain linear layer {_NAME!r} (found {type(found).__name__}), whose weights "
-            f"the policy's scorer needs; merge adapters into the weights, load the model without weight quantization, "
-            f"or use another scorer"
+            f"{type(module).__name__} has no plain linear layer {_NAME!r} (found {type(found).__name__}), whose "
+            f"weights the scorer needs; merge adapters into the weights, load the model without weight "
+            f"quantization, or use another scorer"
         )
         raise UnsupportedModelError(msg)
     return found

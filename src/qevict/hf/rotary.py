@@ -12,12 +12,12 @@ _BY_LAYER_TYPE = "full_attention"
 """Prefix of the table of the ruled layers, where a model has a table for each type of layer (Gemma-3)."""
 
 
-def read_rotary(model: Any, why: str) -> Rotary:
+def read_rotary(model: Any, why: str = "quantizes") -> Rotary:
     """The table by which the keys of the ruled layers turn, as a copy.
 
     Args:
         model: the model.
-        why: what needs it, for the message.
+        why: what the policy does that needs it, for the message.
 
     Raises:
         UnsupportedModelError: the model has no rotary module of the known form, or its table changes on the way.

@@ -1,8 +1,8 @@
-"""Who shares bytes, and how many windows they hold: what a router is made of, besides :mod:`~qevict.routers.filling`."""
+"""Who shares bytes, and how many windows these hold: parts of routers, as :mod:`~qevict.routers.filling`."""
 
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
-from typing import get_args
+from typing import Any, SupportsFloat, get_args
 
 import attrs
 from torch import Tensor
@@ -69,7 +69,7 @@ def valid_scope(_instance: object, _attribute: object, value: object) -> None:
         raise PolicyError(msg)
 
 
-def valid_part(_instance: object, attribute: "attrs.Attribute[object]", value: object) -> None:
+def valid_part(_instance: object, attribute: "attrs.Attribute[Any]", value: object) -> None:
     """Refuse what is not a part of a whole.
 
     Raises:
@@ -80,12 +80,12 @@ def valid_part(_instance: object, attribute: "attrs.Attribute[object]", value: o
         raise PolicyError(msg)
 
 
-def exact(share: float | int) -> Fraction:  # noqa: PYI041 - beartype: an int is no float
+def exact(share: SupportsFloat) -> Fraction:
     """The fraction that a share such as 0.2 means; within int64 for any number of slots."""
-    return Fraction(share).limit_denominator(10**6)
+    return Fraction(float(share)).limit_denominator(10**6)
 
 
-def part_of(slots: Tensor, share: float | int) -> Tensor:  # noqa: PYI041 - as above
+def part_of(slots: Tensor, share: SupportsFloat) -> Tensor:
     """``floor(share * slots)``, in whole numbers: 0.2 of 10 slots are 2."""
     part = exact(share)
     return slots * part.numerator // part.denominator

@@ -65,10 +65,9 @@ class ScorerCase:
             nothing: the number that stands where tokens and queries mean nothing.
         """
         prompt = self._prompt(scorer, nothing)
+        prompt += self._repeated() if Need.RECONSTRUCTION in scorer.needs else []
         later = [self._later(scorer, 1 + number, nothing) for number in range(self.later)]
-        if scorer.observe_tokens is None or scorer.needs != {Need.MASS}:
-            return [*prompt, *later]
-        return [*prompt, *(each for each in later if each.mass is not None)]
+        return [each for each in (*prompt, *later) if each.shows_something or not scorer.needs]
 
     def _prompt(self, scorer: Scorer, nothing: float) -> list[Observation]:
         """The pieces of the prompt, which share its queries; the last shows what concerns single ones."""
@@ -89,6 +88,14 @@ class ScorerCase:
             held=None if needs.isdisjoint({Need.HELD, Need.PROMPT}) else self._held(0, nothing),
         )
         return pieces
+
+    def _repeated(self) -> list[Observation]:
+        """Pieces of a repetition of the prompt, each of which looks for some of the windows."""
+        shape = (self.lanes, self.heads, GROUP, self.windows)
+        mine = torch.arange(self.windows) % self.pieces
+        nothing = self._tokens(frozenset(), self.pieces)
+        highest = [uniform(self.seed + 11 + piece, *shape) * (mine == piece) for piece in range(self.pieces)]
+        return [attrs.evolve(nothing, reconstruction=each) for each in highest]
 
     def _later(self, scorer: Scorer, number: int, nothing: float) -> Observation:
         """A forward after the prompt, which may end in an event.

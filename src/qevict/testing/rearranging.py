@@ -59,6 +59,7 @@ def shuffled(seen: Observation, order: Tensor) -> Observation:
         mass=by_window(seen.mass),
         mass_by_query=by_window(seen.mass_by_query),
         positions=by_window(seen.positions),
+        reconstruction=by_window(seen.reconstruction),
         held=None if held is None else attrs.evolve(held, columns=there(held.columns)),
     )
 
@@ -70,8 +71,13 @@ def _along_windows(array: Tensor, order: Tensor) -> Tensor:
 
 def shuffled_windows(windows: Windows, order: Tensor) -> Windows:
     """The same windows in other columns."""
-    by_window = {name: getattr(windows, name) for name in ("positions", "present", "candidate", "place")}
-    return attrs.evolve(windows, **{name: _along_windows(array, order) for name, array in by_window.items()})
+    return attrs.evolve(
+        windows,
+        positions=_along_windows(windows.positions, order),
+        present=_along_windows(windows.present, order),
+        candidate=_along_windows(windows.candidate, order),
+        place=_along_windows(windows.place, order),
+    )
 
 
 def with_filler(seen: Observation) -> Observation:
@@ -86,6 +92,7 @@ def with_filler(seen: Observation) -> Observation:
         mass=wider(seen.mass, 0),
         mass_by_query=wider(seen.mass_by_query, 0),
         positions=wider(seen.positions, -1),
+        reconstruction=wider(seen.reconstruction, 0),
     )
 
 

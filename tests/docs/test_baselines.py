@@ -1,0 +1,116 @@
+"""The page of the baselines says what the presets are, and the docstrings what they hold."""
+
+import inspect
+import re
+import runpy
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+
+from qevict.contracts.scorer import Scorer
+from qevict.contracts.values import Geometry
+from qevict.engine.wiring import Wiring
+from qevict.policy import Policy
+from qevict_baselines import plugin
+
+ROOT = Path(__file__).parents[2]
+GEOMETRY = Geometry(layers=32, q_heads=32, kv_heads=8, head_dim=128, dtype=torch.bfloat16)
+PRESETS = {preset.__name__: preset for preset in plugin.qevict_presets()}
+PARTS = [*plugin.qevict_scorers(), *plugin.qevict_routers()]
+LANES = {"row": "rows", "kv_head": "KV heads"}
+
+
+@cache
+def page(name: str = "reference/baselines.md") -> str:
+    return (ROOT / "docs" / name).read_text("utf-8")
+
+
+def words(part: object) -> str:
+    return " ".join((inspect.getdoc(part) or "").split())
+
+
+def papers(text: str) -> set[str]:
+    return set(re.findall(r"\b\d{4}\.\d{5}\b", text))
+
+
+def bookkeeping(policy: Policy) -> int:
+    """Bytes of a window in full precision beside its keys and values: its record, and a flag for each token."""
+    wiring = Wiring(policy, GEOMETRY, rotary=None)
+    return wiring.record_bytes + wiring.slot_bytes[0] - wiring.block_bytes[0]
+
+
+def protected(policy: Policy) -> str:
+    first = [f"first {policy.sink_tokens}"] if policy.sink_tokens else []
+    last = [f"last {policy.protected_tokens}"] if policy.protected_tokens else []
+    return ", ".join(first + last) or "nothing"
+
+
+def times(policy: Policy) -> str:
+    every = "every token" if policy.period_tokens == 1 else f"every {policy.period_tokens} tokens"
+    return "once" if policy.route_at == "prompt" else every
+
+
+def cells(policy: Policy) -> list[str]:
+    """What a row of the table says, behind the name."""
+    own = [LANES[policy.granularity], policy.router.scope, str(bookkeeping(policy))]
+    return own if policy.window_tokens > 1 else [times(policy), protected(policy), *own]
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_the_row_of_a_preset_is_what_it_is(name: str) -> None:
+    assert f"| `{name}` | {' | '.join(cells(PRESETS[name]('20 %')))} |" in page()
+
+
+def test_no_other_preset_has_a_row() -> None:
+    assert sorted(re.findall(r"^\| `(\w+)` \|", page(), re.MULTILINE)) == sorted(PRESETS)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_the_docstring_of_a_preset_counts_its_bookkeeping(name: str) -> None:
+    [counted] = re.findall(r"(\d+) of bookkeeping", words(PRESETS[name]))
+    assert int(counted) == bookkeeping(PRESETS[name]("20 %"))
+
+
+@pytest.mark.parametrize("scorer", plugin.qevict_scorers(), ids=lambda each: str(each.name))
+def test_the_docstring_of_a_scorer_counts_its_state(scorer: type[Scorer]) -> None:
+    """A scorer over another states its own; one without a state says 0 bytes."""
+    part, text = scorer(), words(scorer)
+    [counted] = re.findall(r"Bytes: (\d+) per window and lane|(\d+) bytes", text)
+    base = getattr(part, "base", None)
+    assert int("".join(counted)) == state_bytes(part) - (state_bytes(base) if base else 0)
+
+
+def state_bytes(part: Scorer) -> int:
+    return sum(column.nbytes for column in part.start(1, 1, torch.device("cpu")).values())
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_row_names_the_paper_of_the_docstring(name: str) -> None:
+    [row] = re.findall(rf"^\| `{name}` \|.*$", page(), re.MULTILINE)
+    module = words(inspect.getmodule(PRESETS[name]))
+    assert papers(row) <= papers(words(PRESETS[name]) + module)
+    assert papers(row) or not papers(words(PRESETS[name]))
+
+
+@pytest.mark.parametrize("offered", [*PRESETS.values(), *PARTS], ids=lambda each: str(each.__name__))
+def test_everything_offered_is_on_the_page(offered: Callable[..., object]) -> None:
+    assert re.search(rf"^::: {re.escape(offered.__module__)}$", page(), re.MULTILINE)
+
+
+def test_the_lines_of_each_file_are_counted() -> None:
+    """The table in the guide is what the script prints."""
+    table = runpy.run_path(str(ROOT / "tools" / "count_lines.py"))["table"]
+    counted = table(ROOT / "baselines/src/qevict_baselines")
+    assert counted in page("how-to/add-a-baseline.md"), f"the table of lines is now\n{counted}"
+
+
+def test_the_smallest_baselines_have_as_many_lines_as_it_says() -> None:
+    code_lines = runpy.run_path(str(ROOT / "tools" / "count_lines.py"))["code_lines"]
+    guide = page("how-to/add-a-baseline.md")
+    [example] = re.findall(r'^```python title="long_values.py"\n(.*?)^```$', guide, re.DOTALL | re.MULTILINE)
+    template = (ROOT / "baselines/src/qevict_baselines/keynorm.py").read_text("utf-8")
+    assert f"a whole method in {code_lines(template)} lines of code" in guide
+    assert f"Those are {code_lines(example)} lines of code" in guide
