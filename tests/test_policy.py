@@ -333,6 +333,8 @@ def test_one_token_windows_are_refused_where_keys_are_encoded_by_channel() -> No
         ("granularity", "head", "'row', 'kv_head'"),
         ("granularity", None, "'row', 'kv_head'"),
         ("accounting", "approximate", "'exact', 'paper'"),
+        ("route_at", "event", "'period', 'prompt'"),
+        ("positions", "relative", "'original', 'cache_relative'"),
         ("dtype", "bfloat16", r"None, torch\.float32, torch\.bfloat16, torch\.float16"),
         ("dtype", torch.float64, r"None, torch\.float32, torch\.bfloat16, torch\.float16"),
         ("dtype", torch.int8, r"None, torch\.float32, torch\.bfloat16, torch\.float16"),
@@ -341,6 +343,29 @@ def test_one_token_windows_are_refused_where_keys_are_encoded_by_channel() -> No
 def test_unknown_options_are_refused_with_the_allowed_ones(field: str, value: Any, allowed: str) -> None:
     with pytest.raises(PolicyError, match=f"{field}={value!r} is not allowed; allowed: {allowed}"):
         compose(**{field: value})
+
+
+@pytest.mark.parametrize("keep_newest", [None, 1, "no"])
+def test_keep_newest_is_true_or_false(keep_newest: Any) -> None:
+    with pytest.raises(PolicyError, match=f"keep_newest must be True or False, got {keep_newest!r}"):
+        compose(keep_newest=keep_newest)
+
+
+def test_what_is_recent_cannot_compete() -> None:
+    with pytest.raises(PolicyError, match=r"keep_newest=False.*recent_tokens=3 protects it; give recent_tokens=0"):
+        compose(keep_newest=False, recent_tokens=3)
+    assert compose(keep_newest=False, recent_tokens=0).protected_tokens == 0
+    assert compose(recent_tokens=0).protected_tokens == 1
+
+
+def test_places_in_the_cache_serve_a_suffix_in_full_precision_only() -> None:
+    one: dict[str, Any] = {"tiers": (FULL,), "router": GreedyTiers(), "positions": "cache_relative"}
+    with pytest.raises(PolicyError, match=r"keep a suffix, such as Recency; scorer 'cumulative' does not"):
+        compose(**one)
+    for tiers, router in (((FULL, INT2), GreedyTiers((0.3, 0.7))), ((INT2,), GreedyTiers())):
+        with pytest.raises(PolicyError, match="cache_relative' serves one tier in full precision; drop the other"):
+            compose(scorer=Recency(), tiers=tiers, router=router, positions="cache_relative")
+    assert compose(scorer=Recency(), **one).positions == "cache_relative"
 
 
 @pytest.mark.parametrize("observed", [9, 0, -1, 2.0, True])

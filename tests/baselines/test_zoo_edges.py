@@ -4,12 +4,12 @@ import math
 
 import pytest
 import torch
-from tests.baselines.zoo import FIRST, NAMES, kept_of, model_of, policy_of
-from tests.oracle import prompts
 from transformers import DynamicCache
 
 import qevict
 from qevict.hf.compat import CACHE_ARGUMENT
+from tests.baselines.zoo import FIRST, NAMES, kept_of, model_of, policy_of
+from tests.oracle import prompts
 
 LENGTHS = (1, 2, 3, 4, 5, 8, 12)
 BUDGETS = (1e-6, 0.001, 0.05, 0.2, 0.999)

@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 import torch
-from tests.baselines.zoo import EVICTING, NAMES, model_of, policy_of, run
-from tests.oracle import impls, prompts, replay, tiny
 
 import qevict
+from tests.baselines.zoo import EVICTING, NAMES, Zoo, model_of, policy_of, run
+from tests.oracle import impls, prompts, replay, tiny
 
 KINDS = ("defensivekv", "ada_criticalkv", "keydiff", "kvzip", "expected_attention")
-"""Presets that are shown single queries, output projections, what is held, a reconstruction, and values and rotations."""
+"""Shown single queries, output projections, what is held, a reconstruction, and values and rotations, in this order."""
 
 FAMILIES = ("gemma2", "gpt_oss", "gemma3", "qwen3")
 
@@ -42,27 +42,29 @@ def test_families(family: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_models_and_stored_bits_of_16(name: str) -> None:
-    """A bf16 model, and a bf16 cache of an fp32 model."""
-    ids, mask = prompts(5, 70)
-    for dtype, stored in ((torch.bfloat16, None), (torch.float32, torch.bfloat16)):
-        model = tiny(num_hidden_layers=1).to(dtype)
-        found = run(policy_of(name, "40 %", dtype=stored), model, ids, mask, new=2)
-        for layer in found.cache.engine.layers:
-            assert {array.dtype for array in layer.pools[0].lend().values()} == {torch.bfloat16}
-            assert all(column.dtype == torch.float32 for column in layer.records.state.values())
-        assert all(logits.isfinite().all() for logits in found.logits)
-        assert found.stored == [report.exact_bytes for report in found.reported]
-
-
-@pytest.mark.parametrize("name", sorted({*EVICTING} - {"streaming_llm"}))
-def test_a_16_bit_run_equals_the_oracle_of_its_model(name: str) -> None:
-    """Up to what 16 bits lose."""
+def test_a_model_of_16_bits(name: str) -> None:
+    """Scores stay in fp32; logits are those of the masked model, up to what 16 bits lose."""
     model = tiny(num_hidden_layers=1).to(torch.bfloat16)
     found = run(policy_of(name), model, prompts(70)[0], new=2)
-    expected = replay(model, found.sequences, found.mask, found.watch, patch=False)[1:]
-    for own, theirs in zip(found.logits, expected, strict=True):
-        torch.testing.assert_close(own.float(), theirs.float(), atol=0.05 * float(theirs.abs().max()), rtol=0)
+    of_16_bits(found)
+    if name in {*EVICTING} - {"streaming_llm"}:
+        expected = replay(model, found.sequences, found.mask, found.watch, patch=False)[1:]
+        for own, theirs in zip(found.logits, expected, strict=True):
+            torch.testing.assert_close(own.float(), theirs.float(), atol=0.05 * float(theirs.abs().max()), rtol=0)
+
+
+@pytest.mark.parametrize("name", [*KINDS, "streaming_llm", "per_head_qevict"])
+def test_16_bits_stored_of_a_model_of_32(name: str) -> None:
+    of_16_bits(run(policy_of(name, dtype=torch.bfloat16), model_of(), *prompts(5, 70), new=2))
+
+
+def of_16_bits(found: Zoo) -> None:
+    """What full precision is stored in, and what scores are remembered in."""
+    for layer in found.cache.engine.layers:
+        assert {array.dtype for array in layer.pools[0].lend().values()} == {torch.bfloat16}
+        assert all(column.dtype == torch.float32 for column in layer.records.state.values())
+    assert all(logits.isfinite().all() for logits in found.logits)
+    assert found.stored == [report.exact_bytes for report in found.reported]
 
 
 def test_kvzip_reads_with_the_model_that_was_attached() -> None:

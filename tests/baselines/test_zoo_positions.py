@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.baselines.zoo import FIRST, LENGTHS, NAMES, NEW, batch_of, model_of, policy_of, solo_of
-from tests.oracle import Held, before_forwards, prompts, replay
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache
 from transformers.masking_utils import eager_mask
@@ -16,13 +14,15 @@ from transformers.masking_utils import eager_mask
 import qevict
 from qevict.engine.landing import land
 from qevict.hf.compat import CACHE_ARGUMENT
+from tests.baselines.zoo import FIRST, LENGTHS, NAMES, NEW, batch_of, model_of, policy_of, solo_of
+from tests.oracle import Held, before_forwards, prompts, replay
 
 SHOWN: dict[int, Held] = {}
 """By layer, what was held before the forward under way."""
 
 
 def turned(model: Any, vectors: Tensor, by: Tensor) -> Tensor:
-    """Vectors ``[rows, heads, tokens, head_dim]`` turned by so many positions, ``[rows, tokens]``, by the model's own."""
+    """Vectors ``[rows, heads, tokens, head_dim]``, turned by ``[rows, tokens]`` positions as the model would."""
     apply = importlib.import_module(type(model.get_decoder()).__module__).apply_rotary_pos_emb
     cos, sin = model.get_decoder().rotary_emb(vectors, by.abs())
     rotated: Tensor = apply(vectors, vectors, cos, sin * by.sign()[..., None])[0]

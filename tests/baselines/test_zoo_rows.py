@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 import torch
+
+import qevict
 from tests.baselines.zoo import (
     EVICTING,
     LENGTHS,
     NAMES,
-    NEW,
     OPTIONS,
     PRESETS,
     TIERED,
@@ -22,8 +23,6 @@ from tests.baselines.zoo import (
     solo_of,
 )
 from tests.oracle import assert_sensitive, prompts, replay
-
-import qevict
 
 ONCE_FOR_ALL = {"key_norms", "keydiff", "random_eviction", "streaming_llm"}
 """Presets whose scores come from keys or positions alone. Others add up over pieces, so that last bits may differ."""
@@ -94,9 +93,10 @@ def read_in_pieces(name: str, chunk: int) -> Any:
 @pytest.mark.parametrize("name", sorted(ONCE_FOR_ALL))
 def test_a_prompt_token_by_token(name: str) -> None:
     """C05: the kept sets and the text are those of the whole prompt, for scores that no other piece can change."""
-    ids, whole = prompts(*LENGTHS)[0][1:2, -LENGTHS[1] :], solo_of(name)
-    pieces = run(policy_of(name), model_of(), ids, new=NEW, chunk=1)
+    ids, _ = prompts(26)
+    whole, pieces = (run(policy_of(name, "60 %"), model_of(), ids, new=3, chunk=chunk) for chunk in (None, 1))
     assert pieces.kept == whole.kept
+    assert all(len(lane) < 26 for layer in whole.kept for lane in layer)
     assert pieces.text(0) == whole.text(0)
 
 

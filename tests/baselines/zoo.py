@@ -5,13 +5,13 @@ from typing import Any
 
 import attrs
 import torch
-from tests.oracle import Held, Watch, held, prompts, tiny
 from torch import Tensor
 
 import qevict
 from qevict.policy import Policy
 from qevict.testing.footprint import reachable_bytes
 from qevict_baselines.plugin import qevict_presets
+from tests.oracle import Held, Watch, prompts, tiny
 
 PRESETS = {preset.__name__: preset for preset in qevict_presets()}
 

@@ -271,6 +271,26 @@ def test_rows_turned_between_the_pieces_of_a_prompt(rows: list[int]) -> None:
 
 
 @torch.no_grad()
+def test_tokens_taken_back_between_the_pieces_of_a_prompt_have_asked_nothing() -> None:
+    model, ids = tiny(num_hidden_layers=1), prompts(40)[0]
+    again = torch.cat((ids[:, :36], (ids[:, 34:36] + 7) % 90 + 3, ids[:, 36:]), dim=1)
+    told = []
+    for text, pieces in ((again, (36, 6)), (torch.cat((ids[:, :34], again[:, 36:]), dim=1), (34, 6))):
+        spy = Spy(needs=frozenset({Need.MASS_BY_QUERY}), prompt_queries=8)
+        with qevict.attach(model, spying(spy)) as session:
+            cache = session.cache()
+            cache.expect(40)
+            for piece in text.split(pieces, dim=1):
+                cache.crop(min(0, 34 - cache.get_seq_length()))
+                model.base_model(piece, **{CACHE_ARGUMENT: cache})
+        found = spy.seen[-1]
+        order = [found.asked[0].tolist().index(position) for position in range(32, 40)]
+        told.append((sorted(found.asked[0].tolist()), found.mass_by_query[:, :, order]))
+    assert [position for position in told[0][0] if position >= 0] == [*range(32, 40)]
+    torch.testing.assert_close(told[0][1], told[1][1], atol=1e-6, rtol=0)
+
+
+@torch.no_grad()
 def test_a_prompt_whose_queries_wait_is_not_saved(tmp_path: Any) -> None:
     model, ids = tiny(num_hidden_layers=1), prompts(40)[0]
     with qevict.attach(model, spying(Spy(needs=frozenset({Need.MASS_BY_QUERY})))) as session:

@@ -62,12 +62,15 @@ def _rewind(engine: Engine, slots: int, tokens: Sequence[int]) -> None:
             check_reserve(wiring, budget)
     with engine.change():
         clock.cut(slots, tokens, last)
+        assert clock.lengths is not None
         for layer in engine.layers:
             until = layer.lane_counts([wiring.windows_until(own) for own in tokens])
             aged = layer.lane_counts([wiring.aged_until(own) for own, _ in last])
             layer.records = table.cut(layer.records, until, aged)
             layer.live = (tuple(until), *layer.live[1:])
             layer.repack(0, [with_slack(own) for own in until])
+            if layer.asked is not None:
+                layer.asked = layer.asked.until(layer.lane_tensor(clock.lengths))
         hide(engine)
         if clock.prompted:
             _make_room(engine, [due for _, due in last])

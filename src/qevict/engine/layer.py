@@ -47,6 +47,10 @@ class Asked:
         """Bytes of both."""
         return self.vectors.nbytes + self.positions.nbytes
 
+    def until(self, lengths: Tensor) -> "Asked":
+        """What is left of them in lanes cut to these lengths; the others mean nothing any more."""
+        return attrs.evolve(self, positions=torch.where(self.positions < lengths[:, None], self.positions, -1))
+
 
 @attrs.define(eq=False)
 class Layer:
