@@ -84,7 +84,7 @@ FAMILIES: dict[str, tuple[Callable[[], Any], int]] = {
 
 
 @pytest.mark.parametrize("granularity", ["row", "kv_head"])
-@pytest.mark.parametrize("chunk", [None, 16, 39])
+@pytest.mark.parametrize("chunk", [None, 18, 39])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_masses_by_query_are_the_softmax_of_the_last_queries(family: str, chunk: int | None, granularity: str) -> None:
     """Of each row, pads or not, in however many pieces; summed over the tokens of a window."""
@@ -125,7 +125,7 @@ def test_columns_begin_at_the_positions_told() -> None:
                     assert int(found.positions[lane, column]) == first
 
 
-@pytest.mark.parametrize("chunk", [None, 16])
+@pytest.mark.parametrize("chunk", [None, 18])
 def test_queries_are_the_rotated_ones_of_the_model(chunk: int | None) -> None:
     model, queries = tiny(num_hidden_layers=1, impl="eager"), []
     attention, apply = model.model.layers[0].self_attn, __import__("transformers").models.llama.modeling_llama

@@ -77,7 +77,7 @@ def by_head(query: Tensor, key: Tensor, start: int, end: int, length: int) -> li
             [query[0, head].tolist()],
             [key[0, head // group, start:end].tolist()],
             [key[0, head // group, length:].tolist()],
-            [[]],
+            [key[0, head // group, :SINKS].tolist() if start else []],
         )[0]
         for head in range(query.shape[1])
     ]
