@@ -13,8 +13,9 @@ from qevict.contracts.quantizer import Quantizer
 from qevict.contracts.router import TierRouter
 from qevict.contracts.scorer import Scorer
 from qevict.contracts.store import Store
-from qevict.contracts.values import ATTENDED, Granularity, Positions, RouteAt
+from qevict.contracts.values import Granularity, Positions, RouteAt
 from qevict.errors import PolicyError
+from qevict.needs import check_backend, check_looks, check_needs
 
 _Validator = Callable[[Any, Any, Any], None]
 
@@ -144,7 +145,8 @@ class Policy:
         granularity: whether KV heads of a row decide together (``"row"``) or apart (``"kv_head"``).
         dtype: dtype in which full precision is stored (sinks and recent tokens included); None for the model's.
         accounting: ``"exact"`` bills every byte; ``"paper"`` bills codes times 1.05 and nothing else.
-        min_tokens: rows shorter than that are left whole.
+        min_tokens: rows shorter than that are left whole; with ``route_at="prompt"`` those that are when it ends, for
+            good.
         route_at: ``"period"`` routes at the prompt's end and whenever ``period_tokens`` have come; ``"prompt"``
             compresses once, at the prompt's end, as many papers do: what is decoded stays, and the cache grows by it
             beyond its budget, which reports name.
@@ -180,16 +182,17 @@ class Policy:
 
     def __attrs_post_init__(self) -> None:
         _check_tiers(self.tiers)
-        _check_looks(self.scorer, self.period_tokens)
+        check_looks(self.scorer, self.period_tokens)
         self.router.check(len(self.tiers))
         for tier in self.tiers:
             if tier.codec is not None:
                 # One head_dim shows whether windows of that length can be encoded; the model's is checked at attach.
                 for quantizer in tier.codec:
                     quantizer.layout(self.window_tokens, 64)
+        check_needs(self.scorer)
         _check_newest(self)
         _check_positions(self)
-        _check_backend(self)
+        check_backend(self.scorer, self.backend)
 
     def __deepcopy__(self, _memo: object) -> "Policy":
         return self
@@ -222,19 +225,6 @@ class Policy:
         return attrs.evolve(self, tiers=tuple(tiers))
 
 
-def _check_looks(scorer: Scorer, period_tokens: int) -> None:
-    stride, observed = scorer.prompt_stride, scorer.observe_tokens
-    if not _is_whole(stride) or stride < 1:
-        msg = f"scorer {scorer.name!r} has prompt_stride={stride!r}; give a whole number of at least 1"
-        raise PolicyError(msg)
-    if observed is not None and (not _is_whole(observed) or not 1 <= observed <= period_tokens):
-        msg = (
-            f"scorer {scorer.name!r} has observe_tokens={observed!r}, but looks at tokens of one routing period, "
-            f"period_tokens={period_tokens}; give a whole number from 1 to {period_tokens}, or None for all"
-        )
-        raise PolicyError(msg)
-
-
 def _check_newest(policy: Policy) -> None:
     if not policy.keep_newest and policy.recent_tokens:
         msg = (
@@ -257,21 +247,6 @@ def _check_positions(policy: Policy) -> None:
     if len(policy.tiers) > 1 or policy.tiers[0].codec is not None:
         msg = "positions='cache_relative' serves one tier in full precision; drop the other tiers, or use 'original'"
         raise PolicyError(msg)
-
-
-def _check_backend(policy: Policy) -> None:
-    missing = set() if policy.backend is None else policy.scorer.needs & ATTENDED - policy.backend.provides
-    if missing and policy.backend is not None:
-        wanted = ", ".join(sorted(need.value for need in missing))
-        msg = (
-            f"scorer {policy.scorer.name!r} needs {wanted}, which backend {policy.backend.name!r} does not provide; "
-            "use another scorer or backend"
-        )
-        raise PolicyError(msg)
-
-
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _check_tiers(tiers: tuple[Tier, ...]) -> None:

@@ -82,7 +82,7 @@ class Scene(NamedTuple):
         if None in limits:
             return NO_LIMIT if tier == 0 else 0
         share, cost = Exact(self.tenths[tier], 10), self.tier_bytes[tier]
-        return sum(int(share * limit // cost) for limit in limits if limit is not None)
+        return int(share * sum(limit for limit in limits if limit is not None) // cost)
 
     def remaining(self, lanes: Sequence[int], place: list[list[int]]) -> Remaining:
         columns = [

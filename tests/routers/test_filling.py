@@ -61,14 +61,18 @@ def test_who_shares(scope: Scope, members: list[list[int]]) -> None:
     lanes = torch.arange(8)[:, None].expand(8, 2)
     assert groups.gather(lanes)[..., 0].tolist() == members
     assert groups.spread(groups.gather(lanes)).equal(lanes)
-    assert groups.pool([(2**lane, 1) for lane in range(8)]) == tuple(
-        (sum(2**lane for lane in own), len(own)) for own in members
-    )
+    assert groups.members(range(8)) == members
+
+
+def test_lanes_that_share_put_their_bytes_together_before_windows_are_counted() -> None:
+    groups = Groups(TWO_BY_TWO.windows(), "layer")
+    assert groups.room([15] * 8, (10, 5), (0.5, 0.5)) == ((1, 3),) * 4
+    assert Groups(TWO_BY_TWO.windows(), "lane").room([15] * 8, (10, 5), (0.5, 0.5)) == ((0, 1),) * 8
 
 
 def test_no_limit_for_one_is_none_for_all() -> None:
     groups = Groups(TWO_BY_TWO.windows(), "layer")
-    assert groups.pool([(UNLIMITED, 0), (3, 4)] * 4) == ((UNLIMITED, 4),) * 4
+    assert groups.room([None, 30] * 4, (10, 5), (0.5, 0.5)) == ((UNLIMITED, 0),) * 4
 
 
 def test_ties_go_to_the_earlier_position_and_then_to_the_lower_lane() -> None:
@@ -135,7 +139,7 @@ class Latest(TierRouter):
         def choose(remaining: Tensor, slots: Tensor) -> Tensor:
             return best(together, best(alone, remaining, torch.ones_like(remaining[..., 0], dtype=torch.int64)), slots)
 
-        return MovePlan(fill(groups, costs, [(1,)] * len(capacities), choose))
+        return MovePlan(fill(groups, costs, [(len(own),) for own in groups.members(capacities)], choose))
 
 
 def test_a_rule_of_ones_own() -> None:

@@ -15,17 +15,7 @@ from qevict.contracts.values import Costs, MovePlan, RouteAt, Windows
 from qevict.errors import PolicyError
 from qevict.policy import Policy
 from qevict.routers.filling import best, fill, named, rank_candidates, top_up
-from qevict.routers.sharing import (
-    Groups,
-    Room,
-    as_shares,
-    check_tiers,
-    exact,
-    part_of,
-    room_of,
-    valid_part,
-    valid_shares,
-)
+from qevict.routers.sharing import Groups, Room, as_shares, check_tiers, exact, part_of, valid_part, valid_shares
 from qevict_baselines.composing import evicting
 from qevict_baselines.pooling import Pool
 from qevict_baselines.snapkv import ObservationWindow
@@ -87,7 +77,7 @@ class AdaptiveHeads(TierRouter):
         """Each head's best, as many as its budget says."""
         scores, groups = named(rankings, IMPORTANCE, self), Groups(windows, self.scope)
         alone = groups.gather(rank_candidates(scores, windows))
-        budgets, room = self.budgets(scores, windows), room_of(capacities, costs.tier_bytes, self.shares)
+        budgets, room = self.budgets(scores, windows), groups.room(capacities, costs.tier_bytes, self.shares)
         return MovePlan(fill_heads(groups, costs, room, budgets, lambda left, budget: best(alone, left, budget)))
 
     def budgets(self, scores: Tensor, windows: Windows) -> Budgets:
@@ -154,7 +144,7 @@ def adakv(
 ) -> Policy:
     """SnapKV's scores; heads share their layer's budget by where its highest scores are (Ada-SnapKV).
 
-    AdaKV (Feng et al., arXiv 2407.11550), algorithm 1: see :class:`AdaptiveHeads` and
+    AdaKV (Feng et al., arXiv 2407.11550): see :class:`AdaptiveHeads` and
     :class:`~qevict_baselines.snapkv.ObservationWindow`.
 
     Bytes: full precision for each kept token, and 16 of bookkeeping per token and KV head, ragged over the heads.

@@ -1,7 +1,7 @@
 """CriticalKV: half of a budget by attention, the rest by what a window's loss would do to the layer's output."""
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, SupportsFloat
+from typing import ClassVar
 
 import attrs
 import torch
@@ -13,10 +13,10 @@ from qevict.contracts.scorer import IMPORTANCE, Scorer, State
 from qevict.contracts.values import Costs, MovePlan, Need, Observation, RouteAt, Windows
 from qevict.errors import PolicyError
 from qevict.policy import Policy
-from qevict.routers.filling import best, counted, fill, named, rank_candidates, top_up
-from qevict.routers.sharing import Groups, as_shares, check_tiers, part_of, room_of, valid_part, valid_shares
+from qevict.routers.filling import best_of_two, counted, fill, named, rank_candidates
+from qevict.routers.sharing import Groups, as_shares, check_tiers, valid_part, valid_shares
 from qevict.shapes import Scores
-from qevict_baselines.adakv import AdaptiveHeads, fill_heads
+from qevict_baselines.adakv import AdaptiveHeads, Floor, fill_heads
 from qevict_baselines.composing import evicting
 from qevict_baselines.pooling import Pool
 from qevict_baselines.snapkv import ObservationWindow
@@ -39,7 +39,7 @@ def _of_masses(_instance: object, _attribute: "attrs.Attribute[Scorer]", base: S
 class OutputNorms(Scorer):
     """How much the layer's output would lose: a base score times the L1 norm of the value through ``W_O``.
 
-    CriticalKV (arXiv 2502.03805), algorithm 1. Ranks twice, as its router reads it: "attention" is the base score A,
+    CriticalKV (arXiv 2502.03805). Ranks twice, as its router reads it: "attention" is the base score A,
     for the first stage; the importance is ``(A + epsilon) * ||v W_O||_1``, for the second. The norm is the mean over
     the query heads that read the value.
 
@@ -107,7 +107,7 @@ def _of_base(state: State) -> State:
 class TwoStages(TierRouter):
     """The best by attention first, then the best by importance, in each lane.
 
-    CriticalKV (Feng et al., arXiv 2502.03805, algorithm 1): with a budget of b windows, ``int(first_share * b)`` are
+    CriticalKV (Feng et al., arXiv 2502.03805): with a budget of b windows, ``int(first_share * b)`` are
     the best of the ranking ``"attention"``, and the rest the best others of ``"importance"``, which its scorer makes
     attention times the norm of the projected value. For each tier by itself.
 
@@ -135,13 +135,9 @@ class TwoStages(TierRouter):
     ) -> MovePlan:
         """Both stages, tier after tier."""
         first, second = (rank_candidates(named(rankings, name, self), windows) for name in self.rankings)
-        room = room_of(capacities, costs.tier_bytes, self.shares)
-        place = fill(
-            Groups(windows, self.scope),
-            costs,
-            room,
-            lambda left, slots: best_of_two(first, second, left, slots, self.first_share),
-        )
+        groups = Groups(windows, self.scope)
+        room = groups.room(capacities, costs.tier_bytes, self.shares)
+        place = fill(groups, costs, room, lambda left, slots: best_of_two(first, second, left, slots, self.first_share))
         return MovePlan(place, counted(windows, costs, room))
 
 
@@ -176,7 +172,7 @@ class AdaptiveTwoStages(TierRouter):
         scores = [named(rankings, name, self) for name in self.rankings]
         groups, budgets = Groups(windows, self.scope), self.heads.budgets(scores[0], windows)
         first, second = (groups.gather(rank_candidates(each, windows)) for each in scores)
-        room = room_of(capacities, costs.tier_bytes, self.heads.shares)
+        room = groups.room(capacities, costs.tier_bytes, self.heads.shares)
         place = fill_heads(
             groups,
             costs,
@@ -185,11 +181,6 @@ class AdaptiveTwoStages(TierRouter):
             lambda left, budget: best_of_two(first, second, left, budget, self.first_share),
         )
         return MovePlan(place)
-
-
-def best_of_two(first: Tensor, second: Tensor, among: Tensor, slots: Tensor, first_share: SupportsFloat) -> Tensor:
-    """Part of the slots by the first ranks, the rest by the second; arguments as of ``best``."""
-    return top_up(best(first, among, part_of(slots, first_share)), second, among, slots)
 
 
 def criticalkv(
@@ -204,7 +195,7 @@ def criticalkv(
 ) -> Policy:
     """SnapKV's scores for half of each head's budget, times the norm of the projected value for the rest.
 
-    CriticalKV (Feng et al., arXiv 2502.03805), algorithm 1: see :class:`TwoStages` and
+    CriticalKV (Feng et al., arXiv 2502.03805): see :class:`TwoStages` and
     :class:`OutputNorms`.
 
     Bytes: full precision for each kept token, and 20 of bookkeeping per token and KV head.
@@ -227,6 +218,7 @@ def ada_criticalkv(
     budget: Budget | str,
     *,
     alpha: float = 0.2,
+    floor: Floor = "hard",
     first_share: float = 0.5,
     observed_tokens: int = 32,
     kernel: int = 5,
@@ -243,6 +235,7 @@ def ada_criticalkv(
     Args:
         budget: bytes per row.
         alpha: weight of the uniform share in AdaKV; 0.2.
+        floor: "hard" (default), as in the public plug-in, or "blend", AdaKV's own.
         first_share: part of each head's budget for the first stage; 0.5.
         observed_tokens: the observation window, which every head keeps.
         kernel: of the pool under the scores, as in SnapKV.
@@ -251,5 +244,5 @@ def ada_criticalkv(
         dtype: dtype in which full precision is stored; None for the model's.
     """
     scorer = OutputNorms(ObservationWindow(observed_tokens, kernel, pool))
-    router = AdaptiveTwoStages(AdaptiveHeads(alpha=alpha), first_share)
+    router = AdaptiveTwoStages(AdaptiveHeads(alpha=alpha, floor=floor), first_share)
     return evicting(budget, scorer, router, recent_tokens=observed_tokens, route_at=route_at, dtype=dtype)

@@ -16,7 +16,7 @@ from qevict.contracts.values import Costs, MovePlan, Need, Observation, Windows
 from qevict.errors import PolicyError
 from qevict.policy import Policy
 from qevict.routers.filling import best, fill, named, rank_candidates, top_up
-from qevict.routers.sharing import Groups, as_shares, check_tiers, room_of, valid_part, valid_shares
+from qevict.routers.sharing import Groups, as_shares, check_tiers, valid_part, valid_shares
 from qevict.scorers.fields import at_least_one
 from qevict.shapes import MassByQuery, Scores
 from qevict_baselines.composing import evicting
@@ -37,7 +37,7 @@ _NO_MASS = 1e-30
 class WorstCase(Scorer):
     """What may be lost at worst: the highest attention that any query of the observation window paid.
 
-    DefensiveKV (arXiv 2510.13334), section 4 and algorithm 2, in the order of the authors' code: each query's attention
+    DefensiveKV (arXiv 2510.13334) and algorithm 2, in the order of the authors' code: each query's attention
     on the tokens before the observation window is pooled and scaled to the mass that it had; the risk is the maximum
     over queries and over the group, and at least the lane's mean risk; the importance is the risk times the share that
     the value's ``||v W_O||_1`` has of those of all KV heads at the same token. "attention" is the mean attention, not
@@ -176,7 +176,7 @@ class SafeThenWorstCase(TierRouter):
             safe = best(most_attended, remaining & below, self._cap(candidates, slots))
             return top_up(safe, together, remaining, slots)
 
-        room = room_of(capacities, costs.tier_bytes, self.shares)
+        room = groups.room(capacities, costs.tier_bytes, self.shares)
         return MovePlan(fill(groups, costs, room, choose))
 
     def _cap(self, candidates: Tensor, slots: Tensor) -> Tensor:

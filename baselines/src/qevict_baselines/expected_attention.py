@@ -26,7 +26,7 @@ Moments = tuple[Float32[Tensor, "lanes heads group head_dim"], Float32[Tensor, "
 class ExpectedAttention(Scorer):
     """Attention that queries to come are expected to pay, if they are distributed as those of the prompt.
 
-    Expected Attention (arXiv 2510.00636), section 3, as in NVIDIA's kvpress: the prompt's queries before RoPE, without
+    Expected Attention (arXiv 2510.00636), as in NVIDIA's kvpress: the prompt's queries before RoPE, without
     those of the first tokens, give a mean and a covariance per query head; both are turned by the mean rotation over
     the positions to come. Of a Gaussian query the expected exponential is ``exp(k.mean / sqrt(d) + k'.covariance.k /
     2d)``. It is normalised over what is held behind the sinks, averaged over the group, and multiplied by the value's

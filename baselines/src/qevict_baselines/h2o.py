@@ -12,20 +12,19 @@ from qevict.contracts.router import TierRouter
 from qevict.contracts.scorer import IMPORTANCE
 from qevict.contracts.values import Costs, MovePlan, Windows
 from qevict.policy import Policy
-from qevict.routers.filling import counted, fill, named, rank_candidates
+from qevict.routers.filling import best_of_two, counted, fill, named, rank_candidates
 from qevict.routers.greedy import GreedyTiers
-from qevict.routers.sharing import Groups, as_shares, check_tiers, room_of, valid_part, valid_shares
+from qevict.routers.sharing import Groups, as_shares, check_tiers, valid_part, valid_shares
 from qevict.scorers.cumulative import CumulativeAttention
 from qevict_baselines.accumulators import NormalisedAttention
 from qevict_baselines.composing import evicting
-from qevict_baselines.criticalkv import best_of_two
 
 
 @attrs.frozen
 class HeavyAndRecent(TierRouter):
     """The latest windows of each lane first, then its heavy hitters.
 
-    H2O (Zhang et al., H2O: Heavy-Hitter Oracle for Efficient Generative Inference, arXiv 2306.14048, algorithm 1, and
+    H2O (Zhang et al., H2O: Heavy-Hitter Oracle for Efficient Generative Inference, arXiv 2306.14048, and
     the authors' real-drop code): of the slots, ``int(recent_share * slots)`` go to the latest positions, the rest to
     the best others of ``"importance"``, which is accumulated attention. For each tier by itself.
 
@@ -54,12 +53,10 @@ class HeavyAndRecent(TierRouter):
         """Recent ones, then heavy ones, tier after tier."""
         latest = rank_candidates(windows.positions.double(), windows)
         heaviest = rank_candidates(named(rankings, IMPORTANCE, self), windows)
-        room = room_of(capacities, costs.tier_bytes, self.shares)
+        groups = Groups(windows, self.scope)
+        room = groups.room(capacities, costs.tier_bytes, self.shares)
         place = fill(
-            Groups(windows, self.scope),
-            costs,
-            room,
-            lambda left, slots: best_of_two(latest, heaviest, left, slots, self.recent_share),
+            groups, costs, room, lambda left, slots: best_of_two(latest, heaviest, left, slots, self.recent_share)
         )
         return MovePlan(place, counted(windows, costs, room))
 
@@ -67,7 +64,7 @@ class HeavyAndRecent(TierRouter):
 def h2o(budget: Budget | str, *, recent_share: float = 0.5, dtype: torch.dtype | None = None) -> Policy:
     """Half of the budget for the latest tokens, half for heavy hitters, head by head, one out for each that comes.
 
-    H2O (Zhang et al., arXiv 2306.14048), algorithm 1: see :class:`HeavyAndRecent`; the score of a kept token is the
+    H2O (Zhang et al., arXiv 2306.14048): see :class:`HeavyAndRecent`; the score of a kept token is the
     attention that it has got from all queries so far, averaged over the query heads that share its key. Original
     positions.
 

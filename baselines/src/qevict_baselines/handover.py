@@ -8,11 +8,11 @@ from typing import ClassVar, get_args
 
 import attrs
 import torch
-from torch import Tensor
 
 from qevict.contracts.scorer import IMPORTANCE, Scorer, State
 from qevict.contracts.values import Need, Observation, Windows
 from qevict.errors import PolicyError
+from qevict.routers.filling import rank_candidates
 from qevict.scorers.fields import at_least_one, at_least_one_or_none, one_of
 from qevict.shapes import Scores
 from qevict_baselines.accumulators import no_mass, with_masses
@@ -68,14 +68,6 @@ class Handover(Scorer):
 
     def rank(self, state: State, windows: Windows) -> dict[str, Scores]:
         """Minus the better place of each window."""
-        diverse = _places(state[_DIFFERENCE], windows) / self.share
-        attended = _places(state[_MASS], windows) / (1 - self.share)
+        diverse = (rank_candidates(state[_DIFFERENCE], windows) + 1) / self.share
+        attended = (rank_candidates(state[_MASS], windows) + 1) / (1 - self.share)
         return {IMPORTANCE: -torch.minimum(diverse, attended)}
-
-
-def _places(scores: Tensor, windows: Windows) -> Tensor:
-    """Each candidate's place by a score, 1 for the best; of equals the earlier position comes first."""
-    by_position = torch.where(windows.candidate, windows.positions, torch.iinfo(windows.positions.dtype).max).argsort(1)
-    ordered = scores.masked_fill(~windows.candidate, -torch.inf).gather(1, by_position)
-    by_score = by_position.gather(1, ordered.argsort(dim=1, descending=True, stable=True))
-    return by_score.argsort(dim=1).float() + 1

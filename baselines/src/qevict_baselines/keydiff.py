@@ -26,7 +26,7 @@ Domain = Literal["rotated", "pre_rope"]
 class KeyDiff(Scorer):
     """Keeps windows whose keys point elsewhere than most: minus the cosine between a key and the mean direction.
 
-    KeyDiff (arXiv 2504.15364), eq. 5 and algorithm 1: the anchor of a KV head is the mean over all that is held, sinks
+    KeyDiff (arXiv 2504.15364): the anchor of a KV head is the mean over all that is held, sinks
     and recent tokens included, of keys of length one. No attention is needed, so any backend serves, and the question
     need not be known.
 
@@ -88,7 +88,7 @@ def keydiff(
 ) -> Policy:
     """Keys that differ most from the mean direction, head by head; no attention is looked at.
 
-    KeyDiff (Park et al., arXiv 2504.15364), algorithm 1: see :class:`KeyDiff`. Compressed at the prompt's end and then
+    KeyDiff (Park et al., arXiv 2504.15364): see :class:`KeyDiff`. Compressed at the prompt's end and then
     block by block; the paper does so within the prompt as well.
 
     Bytes: full precision for each kept token, and 16 of bookkeeping per token and KV head.
@@ -96,7 +96,7 @@ def keydiff(
     Args:
         budget: bytes per row.
         domain: "rotated" (default, the paper's), or "pre_rope", not the paper's: keys before they are rotated.
-        period_tokens: tokens of a block. The paper's 128 serves long contexts: room for a block is part of the budget.
+        period_tokens: tokens of a block; room for a block is part of the budget.
         route_at: "prompt" compresses once.
         dtype: dtype in which full precision is stored; None for the model's.
     """

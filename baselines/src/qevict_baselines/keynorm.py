@@ -18,7 +18,7 @@ from qevict_baselines.composing import evicting
 class ShortKeys(Scorer):
     """Keeps windows whose keys are short: they tend to draw the most attention.
 
-    The L2-norm strategy (arXiv 2406.11430), section 3: minus the norm of the key. Faithful: windows of one token, lanes
+    The L2-norm strategy (arXiv 2406.11430): minus the norm of the key. Faithful: windows of one token, lanes
     of one KV head. RoPE turns and does not stretch, so the domain is of no matter. The paper leaves the first two
     layers whole, which is a matter of budgets. Different: a longer window, and a lane of several KV heads, count by the
     sum over tokens and the mean over heads.
@@ -47,7 +47,7 @@ class ShortKeys(Scorer):
 def key_norms(budget: Budget | str, *, route_at: RouteAt = "prompt", dtype: torch.dtype | None = None) -> Policy:
     """The shortest keys, head by head; no attention is looked at.
 
-    Devoto et al., A Simple and Effective L2 Norm-Based Strategy for KV Cache Compression (arXiv 2406.11430), section 3:
+    Devoto et al., A Simple and Effective L2 Norm-Based Strategy for KV Cache Compression (arXiv 2406.11430):
     see :class:`ShortKeys`. The paper leaves the first two layers whole; here all layers are alike.
 
     Bytes: full precision for each kept token, and 16 of bookkeeping per token and KV head.

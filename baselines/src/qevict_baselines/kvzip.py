@@ -37,7 +37,7 @@ def _none_or_more(_instance: object, attribute: "attrs.Attribute[int]", value: o
 class Reconstruction(Scorer):
     """The highest attention that a window gets while the model repeats the text.
 
-    KVzip (Kim et al., arXiv 2505.23416), section 3: with the whole context cached, the model reads it once more, piece
+    KVzip (Kim et al., arXiv 2505.23416): with the whole context cached, the model reads it once more, piece
     by piece; what no query of the repetition attends to is not needed to rebuild the text. The score is the maximum
     over the repetition's queries and the query heads that share a key, of a softmax over the repeated piece and the
     repetition's own tokens.

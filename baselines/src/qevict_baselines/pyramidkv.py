@@ -32,7 +32,7 @@ class PyramidShares(TierRouter):
     """Bytes fall from the first layer to the last; what happens in a layer another router decides.
 
     PyramidKV (Cai et al., PyramidKV: Dynamic KV Cache Compression based on Pyramidal Information Funneling, arXiv
-    2406.02069, section 4.2). With ``base`` the mean of what layers get beyond what they take at least, the last layer
+    2406.02069). With ``base`` the mean of what layers get beyond what they take at least, the last layer
     gets ``base / beta``, the first ``2 base - base / beta``, and those between lie on a line; where the first would
     get more than it can use, it gets that, and the last ``2 base`` less that. What layers take at least comes on top
     for each, as the observation window does in the paper.
@@ -100,7 +100,7 @@ def pyramidkv(
 ) -> Policy:
     """SnapKV's choice within a layer; the lower layers get more of the bytes.
 
-    PyramidKV (Cai et al., arXiv 2406.02069), section 4: see :class:`PyramidShares` and
+    PyramidKV (Cai et al., arXiv 2406.02069): see :class:`PyramidShares` and
     :class:`~qevict_baselines.snapkv.ObservationWindow`.
 
     Bytes: full precision for each kept token, and 16 of bookkeeping per token and KV head.

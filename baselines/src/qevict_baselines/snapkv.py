@@ -25,7 +25,7 @@ OverHeads = Literal["mean", "max"]
 class ObservationWindow(Scorer):
     """Attention that the prompt's last queries pay, pooled over neighbours, so that a fact is kept with its context.
 
-    SnapKV (arXiv 2404.14469), section 4: the mean over the window's queries of their softmax over all that they see,
+    SnapKV (arXiv 2404.14469): the mean over the window's queries of their softmax over all that they see,
     then pooled along positions.
 
     Faithful: windows of one token and ``recent_tokens = prompt_queries``, so that candidates at the prompt's end are
@@ -35,7 +35,7 @@ class ObservationWindow(Scorer):
     windows and neighbours are windows. After an eviction, neighbours are what is left.
 
     Args:
-        prompt_queries: the observation window; 32 (default) is what the authors' code fills in, 16 to 64 are in use.
+        prompt_queries: the observation window; 32 (default) is what the authors' code fills in.
         kernel: windows that are pooled into one; 5 (default) is the authors', 7 in their LongBench runs.
         pool: "average" (default, the authors') or "max" (their LongBench runs).
         observe_tokens: after the prompt, look at the last n tokens before each event only; None (default) for all.
@@ -118,7 +118,7 @@ def snapkv(
 ) -> Policy:
     """The prompt's last tokens, and what they attend to with its neighbours, head by head.
 
-    SnapKV (Li et al., LLM Knows What You are Looking for Before Generation, arXiv 2404.14469), section 4: see
+    SnapKV (Li et al., LLM Knows What You are Looking for Before Generation, arXiv 2404.14469): see
     :class:`ObservationWindow`. Compressed once, at the prompt's end; what is decoded stays.
 
     Bytes: full precision for each kept token, and 16 of bookkeeping per token and KV head.

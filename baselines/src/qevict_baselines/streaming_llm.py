@@ -19,7 +19,7 @@ def streaming_llm(
 ) -> Policy:
     """Attention sinks and as many of the latest tokens as the budget holds, for all heads and layers alike.
 
-    StreamingLLM (Xiao et al., arXiv 2309.17453), section 3.2. Faithful: what is kept, one token out for each that
+    StreamingLLM (Xiao et al., arXiv 2309.17453). Faithful: what is kept, one token out for each that
     comes, and positions counted in the cache: the kept tokens stand side by side, the query behind them. Attention sees
     only differences of positions, so it is the sinks that turn, by as many positions as were evicted. Differs: a prompt
     is read with full attention and cut at its end, where the paper rolls through it.

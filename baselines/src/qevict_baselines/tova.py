@@ -19,7 +19,7 @@ from qevict_baselines.composing import evicting
 class LastQuery(Scorer):
     """Attention of the latest query alone; what it does not look at is forgotten.
 
-    TOVA (arXiv 2401.06104), section 3.2. Faithful: windows of one token, a period of one token, rows as lanes (the mean
+    TOVA (arXiv 2401.06104). Faithful: windows of one token, a period of one token, rows as lanes (the mean
     over all query heads of the layer, one set for all KV heads), no sinks and nothing recent protected: the newest
     token competes as any other. As in the authors' code the prompt is one step, scored by its last query. Different:
     with a longer period the query is the last before each event.
@@ -48,7 +48,7 @@ class LastQuery(Scorer):
 def tova(budget: Budget | str, *, dtype: torch.dtype | None = None) -> Policy:
     """Tokens that the latest query attends to most, one set for all heads of a layer; the newest competes as any other.
 
-    TOVA (Oren et al., Transformers are Multi-State RNNs, arXiv 2401.06104), section 3.2: see :class:`LastQuery`. One
+    TOVA (Oren et al., Transformers are Multi-State RNNs, arXiv 2401.06104): see :class:`LastQuery`. One
     token leaves for each that comes, at original positions; the prompt is cut once, by its last query, as in the
     authors' code.
 

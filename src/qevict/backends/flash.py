@@ -8,10 +8,10 @@ from qevict.backends import one_token, pieces
 from qevict.backends.coded import readable
 from qevict.backends.fused import fused_operator
 from qevict.backends.masses import Columns, masses
-from qevict.backends.reference import gather_keys, token_extents
+from qevict.backends.reference import gather_keys, masses_by_query, token_extents
 from qevict.contracts.backend import Attended, AttentionBackend, Query, Setting, View
 from qevict.contracts.values import ATTENDED, Need
-from qevict.shapes import Mass
+from qevict.shapes import Mass, MassByQuery
 
 
 @attrs.frozen
@@ -55,6 +55,10 @@ class FlashAttention(AttentionBackend):
     def mass(self, query: Query, view: View) -> Mass:
         """A second pass over the keys."""
         return masses(query, _columns(view))[1].masked_fill(view.absent[:, None], 0)
+
+    def mass_by_query(self, query: Query, view: View) -> MassByQuery:
+        """As the reference backend: the queries are few."""
+        return masses_by_query(query, view)
 
 
 def _columns(view: View) -> Columns:

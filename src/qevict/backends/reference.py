@@ -10,7 +10,7 @@ from torch import Tensor
 from qevict.backends.logits import capped, sink_logits
 from qevict.contracts.backend import Attended, AttentionBackend, Query, View
 from qevict.contracts.values import ATTENDED, Codes, Need
-from qevict.shapes import Mass
+from qevict.shapes import Mass, MassByQuery
 
 _QUERY_BLOCK = 128
 
@@ -47,6 +47,20 @@ class ReferenceAttention(AttentionBackend):
         for probability, _ in _probabilities(query, gathered):
             total += _by_window(probability, gathered)
         return total[..., 1:]
+
+    def mass_by_query(self, query: Query, view: View) -> MassByQuery:
+        """A blocked second pass."""
+        return masses_by_query(query, view)
+
+
+def masses_by_query(query: Query, view: View) -> MassByQuery:
+    """Mass of each query on each window: for a few queries, since nothing is summed over them."""
+    gathered = gather(view)
+    blocks = [
+        probability[..., gathered.sinks :].unflatten(-1, (-1, gathered.window)).sum(-1).flatten(1, 2)
+        for probability, _ in _probabilities(query, gathered)
+    ]
+    return torch.cat(blocks, dim=2)
 
 
 @attrs.frozen(eq=False)

@@ -46,14 +46,17 @@ class Scorer(ABC):
         * No host synchronisation (no ``.item()``, ``nonzero`` or boolean indexing).
         * Which queries are looked at is decided row by row, as it would be for that row alone.
 
+    :meth:`update` is called where a forward shows something of what is needed, whatever else is None then; a scorer
+    that needs nothing is called only if it has a state. Behind the prompt of a policy with ``route_at="prompt"`` nothing is
+    ranked any more, and nothing shown.
+
     Attributes:
         name: the name in files and on the command line.
         needs: what :meth:`update` reads from an observation; nothing else is computed.
         prompt_queries: how many of the prompt's last queries the prompt's masses are summed over; None for all.
         prompt_stride: of these, every n-th is looked at, counted backwards from the last, which always is.
         observe_tokens: after the prompt, masses are of the last n tokens before each routing event only; None for all.
-            Of a forward with none of these tokens there are no masses: :meth:`update` is not called if the scorer needs
-            masses alone, and otherwise gets ``mass=None``.
+            Of a forward with none of these tokens there are no masses.
         repeats: how the prompt is repeated, with ``Need.RECONSTRUCTION``: ``session.prefill`` does so, at two to three
             times the cost of reading it.
         keeps_suffix: of two windows the later one ranks higher, so that what a row keeps behind its sinks is a suffix.

@@ -27,7 +27,25 @@ PROTECTED = -1
 
 
 class Need(enum.Enum):
-    """What a scorer asks to be shown. What is not declared is not computed."""
+    """What a scorer asks to be shown. What is not declared is not computed.
+
+    Attributes:
+        MASS: attention masses of each forward, by window. Free for single tokens; a second pass over a prompt's keys.
+        MASS_BY_QUERY: masses of the prompt's last queries, each by itself, at its end. A pass over the keys; in a
+            prompt that is read in pieces the queries are held until then.
+        QUERIES: these queries themselves, likewise.
+        KEYS: the keys of each forward.
+        VALUES: the values of each forward.
+        POSITIONS: where each column's window lies. Shown beside others.
+        FIRST_LOOKS: which lanes begin a period. Shown beside others.
+        PROMPT: everything that is held at the prompt's end; a copy in fp32.
+        HELD: likewise at every event of some row. Lanes of rows that have none are shown too: what is read off it
+            replaces what was, and never adds up.
+        ROTARY: what turns keys. Shown beside others.
+        OUTPUT_PROJECTION: what a value does to the layer's output. Shown beside others.
+        RECONSTRUCTION: masses of a repetition of the prompt; reading takes two to three times as long. It comes in the
+            place of the prompt's end, so that nothing that is shown there can be needed beside it.
+    """
 
     MASS = "mass"
     MASS_BY_QUERY = "mass by query"
@@ -150,8 +168,9 @@ class Observation:
         rotary: turns keys and queries; None unless ``Need.ROTARY`` is declared.
         output: the layer's output projection; None unless ``Need.OUTPUT_PROJECTION`` is declared.
         reconstruction: the highest probability that any token of a repetition of the prompt, read behind it, gives to
-            a token of each window, by query head; 0 where nothing was repeated. It comes before the prompt's event, in
-            as many observations as the repetition has pieces, and nothing else with it. None unless
+            a token of each window, of a softmax over the repeated piece, the sinks before it and the repetition's own
+            tokens; 0 where nothing was repeated. It comes before the prompt's event, in as many observations as the
+            repetition has pieces; ``columns`` are then those of the repeated tokens. None unless
             ``Need.RECONSTRUCTION`` is declared.
     """
 

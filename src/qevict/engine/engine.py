@@ -120,7 +120,7 @@ class Engine:
         line = layer.append(keys, values, forward.landing)
         grid = layer.records.grid()
         output, mass = self._attend(layer, grid, incoming, forward)
-        if self.wiring.policy.scorer.needs or layer.records.state:
+        if self._scores(layer, arrival):
             self._score(layer, grid, arrival, observe(layer, grid, forward, line, mass, incoming))
         if arrival.event:
             self._route(index, forward)
@@ -128,10 +128,16 @@ class Engine:
             self._finish(forward)
         return output
 
+    def _scores(self, layer: Layer, arrival: Arrival) -> bool:
+        """There is something to learn, and windows are still to be ranked by it."""
+        policy = self.wiring.policy
+        ranked = arrival.in_prompt or policy.route_at == "period"
+        return ranked and bool(policy.scorer.needs or layer.records.state)
+
     def _arrive(self, index: int, incoming: Incoming) -> Forward:
         if index == 0:
             self.check_whole()
-            self._check_repeated()
+            self.check_repeated()
             rows = incoming.query.shape[0]
             arrival = self.clock.begin(incoming.valid, incoming.visible, incoming.position_ids, rows)
             assert self.clock.offset is not None
@@ -143,8 +149,12 @@ class Engine:
         assert self.forward is not None
         return self.forward
 
-    def _check_repeated(self) -> None:
-        """A prompt that is to be repeated is held until then."""
+    def check_repeated(self) -> None:
+        """A prompt that is to be repeated is held until then.
+
+        Raises:
+            UnsupportedOperationError: it is not held.
+        """
         scorer = self.wiring.policy.scorer
         if Need.RECONSTRUCTION in scorer.needs and not (self.clock.prompted or self.clock.held):
             msg = (
@@ -217,7 +227,7 @@ class Engine:
             together = [[*range(len(self.layers))]] if self.wiring.policy.router.scope == "model" else self._each()
             for indices in together:
                 self.route_together(indices, arrival, landing, ask=False)
-            self.clock.finish(arrival)
+            self._tick(arrival)
             self.clock.held = False
 
     def _each(self) -> list[list[int]]:
@@ -232,10 +242,14 @@ class Engine:
             self.waiting.clear()
         elif arrival.event and trusted:
             self._ask_for_faults()
+        self._tick(arrival)
+        self.forward = None
+
+    def _tick(self, arrival: Arrival) -> None:
+        """Move the clock; what has been given up is not taken back, so that no earlier event matters any more."""
         self.clock.finish(arrival)
         if not self.whole:
             self.clock.events = ()
-        self.forward = None
 
     def route_together(self, indices: Sequence[int], arrival: Arrival, landing: Landing, *, ask: bool) -> None:
         """A routing event of some layers at once.

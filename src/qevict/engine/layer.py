@@ -221,7 +221,7 @@ class Layer:
         if self.wiring.policy.positions == "original" or self.whole or rotary is None:
             return self.sink_keys
         first = self.records.window[self.records.starts[:, 0].clamp(max=max(self.records.lines - 1, 0))]
-        gap = first.long() * self.wiring.policy.window_tokens
+        gap = torch.where(self.records.sizes[:, 0] > 0, first.long() * self.wiring.policy.window_tokens, 0)
         by = gap[:, None, None].expand(-1, -1, self.sink_keys.shape[2])
         turned = attrs.evolve(rotary, amplitude=1.0).rotate(self.sink_keys, by)
         return turned.to(self.sink_keys.dtype)

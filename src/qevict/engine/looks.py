@@ -37,7 +37,7 @@ class Look:
 
 def look_at(wiring: Wiring, clock: Clock, arrival: Arrival) -> Look:
     """The queries of this forward that count for a policy's scorer."""
-    look = _look(wiring.policy.scorer, clock, arrival)
+    look = _look(wiring.policy.scorer, clock, arrival, once=wiring.policy.route_at == "prompt")
     return attrs.evolve(look, positions=per_lane(look.positions, wiring.lanes_per_row), known=_known(look, arrival))
 
 
@@ -49,9 +49,12 @@ def _known(look: Look, arrival: Arrival) -> Known:
     return Known(longest=max(arrival.after), shortest=max(0, min(arrival.after) - behind), spacing=stride)
 
 
-def _look(scorer: Scorer, clock: Clock, arrival: Arrival) -> Look:
+def _look(scorer: Scorer, clock: Clock, arrival: Arrival, *, once: bool) -> Look:
+    """With ``once``, nothing is ranked behind the prompt, and so nothing is looked at."""
     if not clock.prompted:
         return _in_prompt(scorer, clock.prompt_tokens or 0, arrival)
+    if once:
+        return Look(slice(arrival.tokens, None), arrival.positions[:, :0], nothing=True)
     if scorer.observe_tokens is None:
         first = tuple(since == 0 and new > 0 for since, new in zip(clock.since, _new(arrival), strict=True))
         return Look(slice(0, None), arrival.positions, everything=True, first=first)

@@ -69,11 +69,9 @@ def observe(
 def _single_queries(layer: Layer, forward: Forward, incoming: Incoming) -> Query | None:
     """The queries that are looked at; those of a prompt's pieces wait for its end."""
     look, arrival = forward.look, forward.arrival
-    if not arrival.in_prompt and look.nothing:
+    if not arrival.in_prompt:
         return None
     query = asked(layer, incoming, incoming.query[:, :, look.slots], look.positions, padded=True)
-    if not arrival.in_prompt:
-        return query
     waiting = layer.asked
     if waiting is not None:
         vectors = torch.cat((waiting.vectors, query.vectors), dim=3)

@@ -62,7 +62,7 @@ class Repetition:
         pads = to_device([self.clock.seen - own for own in self.clock.tokens], device)
         slots = (positions + pads[:, None]).clamp(max=self.clock.seen - 1)
         part = keys.gather(2, slots[:, None, :, None].expand(-1, keys.shape[1], -1, keys.shape[3]))
-        sinks = _Sinks(layer.sink_keys.reshape(*keys.shape[:2], -1, keys.shape[3]), [*map(bool, self.starts)])
+        sinks = _Sinks(layer.sink_keys.reshape(*keys.shape[:2], -1, keys.shape[3]), [*self.starts])
         highest = _highest(part, inside, sinks, incoming)
         window = torch.div(positions - policy.sink_tokens, policy.window_tokens, rounding_mode="floor")
         window = per_lane(torch.where(inside, window, -1), layer.wiring.lanes_per_row)
@@ -105,11 +105,11 @@ class _Sinks:
 
     Attributes:
         keys: ``[rows, kv_heads, sinks, head_dim]``.
-        seen: by row, whether they are seen beside the piece.
+        before: by row, true position of the piece; sinks before it are seen beside it.
     """
 
     keys: Tensor
-    seen: list[bool]
+    before: list[int]
 
 
 def _highest(part: Tensor, inside: Tensor, sinks: _Sinks, incoming: Incoming) -> Tensor:
@@ -123,7 +123,7 @@ def _highest(part: Tensor, inside: Tensor, sinks: _Sinks, incoming: Incoming) ->
     causal = torch.ones(count, count, dtype=torch.bool, device=part.device).tril()
     highest = torch.empty(rows, q_heads, width, dtype=torch.float32, device=part.device)
     for row in range(rows):
-        beside = sinks.keys[row] if sinks.seen[row] else sinks.keys[row, :, :0]
+        beside = sinks.keys[row, :, : sinks.before[row]]
         shown = torch.cat((inside[row], inside.new_ones(beside.shape[1])))
         seen = torch.cat((shown.expand(count, -1), causal & real[row]), dim=1)
         for head in range(part.shape[1]):

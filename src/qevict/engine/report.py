@@ -33,10 +33,12 @@ class Report:
             layers as they are.
         budget_bytes: what the rows may hold together in the ruled layers; None for no limit, or no tokens yet.
         overshoot_bytes: how far the cache exceeds the budget: its protected tokens alone are too many, the prompt is
-            still coming, rows are below ``min_tokens``, or the paper's accounting is billed.
+            still coming, rows are below ``min_tokens``, the paper's accounting is billed, or the policy compresses once
+            (``route_at="prompt"``) and more tokens have come.
         bytes_by_kind: exact bytes, which add up to ``exact_bytes``: windows in full precision, codes, scales and zero
             points (whatever a code takes beyond its bits), ledger copies (codes of windows that live in a hotter tier),
-            free slots, sinks, scorer state, tables (identity, place, slots, extents), clock and rotary table, and the
+            free slots, sinks, waiting queries (of a prompt that is read in pieces, which the scorer wants to see at its
+            end), scorer state, tables (identity, place, slots, extents), clock and rotary table, and the
             layers that are not ruled: those with a sliding window stay the library's own, outside of the budget.
         bytes_by_tier: bytes of the windows that live in each tier; the sinks and the windows not ranked yet are
             ``"protected"``.
@@ -129,8 +131,8 @@ def make_report(engine: Engine, unruled_bytes: int = 0) -> Report:
 def _bytes_by_kind(engine: Engine) -> dict[str, int]:
     wiring, layers = engine.wiring, engine.layers
     kinds = dict.fromkeys(
-        ("full precision", "codes", "scales and zero points", "ledger copies", "free slots", "sinks", "scorer state",
-         "tables"), 0
+        ("full precision", "codes", "scales and zero points", "ledger copies", "free slots", "sinks",
+         "waiting queries", "scorer state", "tables"), 0
     )  # fmt: skip
     for layer in layers:
         living = [sum(lanes) for lanes in layer.records.counts]
@@ -143,6 +145,7 @@ def _bytes_by_kind(engine: Engine) -> dict[str, int]:
         used = sum(sum(live) * block for live, block in zip(layer.live, wiring.block_bytes, strict=True))
         kinds["free slots"] += sum(pool.nbytes for pool in layer.pools) - used
         kinds["sinks"] += _sink_bytes(layer)
+        kinds["waiting queries"] += 0 if layer.asked is None else layer.asked.nbytes
         state = sum(column.nbytes for column in layer.records.state.values())
         kinds["scorer state"] += state
         kinds["tables"] += layer.records.nbytes - state + sum(mask.nbytes for mask in layer.hidden)

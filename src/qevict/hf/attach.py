@@ -109,6 +109,7 @@ class Session:
         kwargs.pop("use_cache", None)
         cache = self.cache() if cache is None else cache
         if not cache.get_seq_length():
+            cache.engine.check_repeated()
             cache.expect(new.shape[1])
             check_mask(kwargs.get("attention_mask"), new.shape[0], (new.shape[1],))
             return self.model.generate(input_ids, use_cache=True, **{CACHE_ARGUMENT: cache}, **kwargs)

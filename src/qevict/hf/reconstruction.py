@@ -11,6 +11,7 @@ from transformers.cache_utils import Cache as TransformersCache
 
 from qevict.contracts.scorer import Repeats
 from qevict.engine.reconstruction import Repetition
+from qevict.errors import InputError
 from qevict.hf.cache import Cache
 from qevict.hf.compat import CACHE_ARGUMENT
 from qevict.hf.layer import CacheLayer, Turn, with_owned
@@ -41,15 +42,33 @@ def read_and_repeat(
 ) -> None:
     """Read a prompt into an empty cache, show its scorer a repetition of it, and only then end it.
 
-    Source: KVzip (arXiv 2505.23416), section 3.
+    Source: KVzip (arXiv 2505.23416).
     """
     repeats = cache.policy.scorer.repeats or Repeats()
+    _check(repeats, text_config(model).vocab_size, attention_mask)
     cache.engine.clock.hold()
     read_into(cache, model, input_ids, attention_mask, chunk_tokens)
     real = torch.ones_like(input_ids) if attention_mask is None else attention_mask.long()
     for piece in _pieces(input_ids, cache.engine.clock.tokens, repeats):
         _read(cache, model, piece, real)
     cache.engine.end_prompt()
+
+
+def _check(repeats: Repeats, vocabulary: int, attention_mask: Tensor | None) -> None:
+    """Find out before the first token.
+
+    Raises:
+        InputError: the instruction is not in the model's vocabulary, or a row has no token to repeat.
+    """
+    if repeats.instruction and max(repeats.instruction) >= vocabulary:
+        msg = (
+            f"the instruction before a repetition holds token id {max(repeats.instruction)}, the model knows "
+            f"{vocabulary} of them; make it with the model's own tokenizer"
+        )
+        raise InputError(msg)
+    if attention_mask is not None and not bool(attention_mask.any(dim=1).all()):
+        msg = "a row has no real token: its attention mask is 0 throughout; drop the row"
+        raise InputError(msg)
 
 
 def _pieces(input_ids: Tensor, tokens: tuple[int, ...], repeats: Repeats) -> Iterator[_Piece]:

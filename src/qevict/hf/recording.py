@@ -54,6 +54,7 @@ class Recording:
         shape = (geometry.layers, geometry.q_heads, geometry.kv_heads, geometry.head_dim)
         recorded = (len(self.incoming), first.query.shape[1], first.keys.shape[1], first.keys.shape[3])
         cache.check_whole()
+        engine.check_repeated()
         local = {index: layer for index, layer in enumerate(cache.layers) if index not in cache.ruled_layers}
         if engine.clock.seen or shape != recorded or _forms(local) != _forms(self.others):
             msg = (

@@ -4,7 +4,7 @@ A router is a rule by which some of the remaining windows are chosen for so many
 
     groups = Groups(windows, self.scope)
     ranks = rank_candidates(named(rankings, IMPORTANCE, self), windows, self.scope)
-    place = fill(groups, costs, room_of(capacities, costs.tier_bytes, self.shares), partial(best, ranks))
+    place = fill(groups, costs, groups.room(capacities, costs.tier_bytes, self.shares), partial(best, ranks))
 
 Ranks are ``[groups, columns]``, the columns of all members one lane after another, or ``[groups, members, windows]``
 for each lane alone; slots and budgets are per group or per member likewise.
@@ -12,6 +12,7 @@ for each lane alone; slots and budgets are per group or per member likewise.
 
 import itertools
 from collections.abc import Callable, Mapping
+from typing import SupportsFloat
 
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ from torch import Tensor
 from qevict.contracts.router import Scope, TierRouter
 from qevict.contracts.values import Costs, Windows
 from qevict.errors import ContractError
-from qevict.routers.sharing import Groups, Room
+from qevict.routers.sharing import Groups, Room, part_of
 from qevict.transfer import to_device
 
 Choose = Callable[[Tensor, Tensor], Tensor]
@@ -77,6 +78,11 @@ def top_up(chosen: Tensor, ranks: Tensor, among: Tensor, slots: Tensor) -> Tenso
     return chosen | best(ranks, among & ~chosen, left)
 
 
+def best_of_two(first: Tensor, second: Tensor, among: Tensor, slots: Tensor, first_share: SupportsFloat) -> Tensor:
+    """``floor(first_share * slots)`` by the first ranks, the rest by the second; arguments as of :func:`best`."""
+    return top_up(best(first, among, part_of(slots, first_share)), second, among, slots)
+
+
 def fill(groups: Groups, costs: Costs, room: Room, choose: Choose) -> Tensor:
     """Places of all windows when tier after tier is filled, hot to cold, and the rest is evicted.
 
@@ -86,11 +92,11 @@ def fill(groups: Groups, costs: Costs, room: Room, choose: Choose) -> Tensor:
     Args:
         groups: who shares.
         costs: who keeps codes.
-        room: of each lane.
+        room: of each group.
         choose: at most as many of the remaining windows as there are slots.
     """
     windows = groups.windows
-    slots = to_device(groups.pool(room), windows.place.device).view(-1, len(costs.tier_bytes))
+    slots = to_device(room, windows.place.device).view(-1, len(costs.tier_bytes))
     remaining = groups.gather(windows.candidate)
     place = torch.full_like(remaining, slots.shape[1], dtype=windows.place.dtype)
     for tier in range(slots.shape[1]):

@@ -11,7 +11,7 @@ from qevict.contracts.router import Scope, TierRouter
 from qevict.contracts.scorer import IMPORTANCE
 from qevict.contracts.values import Costs, MovePlan, Windows
 from qevict.routers.filling import best, counted, fill, named, rank_candidates
-from qevict.routers.sharing import Groups, as_shares, check_tiers, fits, room_of, valid_scope, valid_shares
+from qevict.routers.sharing import Groups, as_shares, check_tiers, fits, valid_scope, valid_shares
 
 
 @attrs.frozen
@@ -40,8 +40,9 @@ class GreedyTiers(TierRouter):
     ) -> MovePlan:
         """Fill tier after tier."""
         ranks = rank_candidates(named(rankings, IMPORTANCE, self), windows, self.scope)
-        room = room_of(capacities, costs.tier_bytes, self.shares)
-        place = fill(Groups(windows, self.scope), costs, room, partial(best, ranks))
+        groups = Groups(windows, self.scope)
+        room = groups.room(capacities, costs.tier_bytes, self.shares)
+        place = fill(groups, costs, room, partial(best, ranks))
         return MovePlan(place, counted(windows, costs, room) if self.scope == "lane" else None)
 
     def fits(self, capacity: int | None, tier_bytes: Sequence[int]) -> tuple[int, ...]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
-from typing import Any, SupportsFloat, get_args
+from typing import Any, SupportsFloat, TypeVar, get_args
 
 import attrs
 from torch import Tensor
@@ -11,11 +11,13 @@ from qevict.contracts.router import Scope
 from qevict.contracts.values import Windows
 from qevict.errors import PolicyError
 
+_T = TypeVar("_T")
+
 UNLIMITED = 2**31 - 1
 """Windows that fit where nothing limits them."""
 
 Room = Sequence[tuple[int, ...]]
-"""How many windows fit: for each lane or group one number per tier, hot to cold."""
+"""How many windows fit: for each group one number per tier, hot to cold."""
 
 
 def as_shares(value: Iterable[float]) -> tuple[float, ...]:
@@ -51,11 +53,6 @@ def fits(capacity: int | None, tier_bytes: Sequence[int], shares: Sequence[float
     if capacity is None:
         return (UNLIMITED,) + (0,) * (len(shares) - 1)
     return tuple(int(share * capacity / cost + 1e-9) for share, cost in zip(shares, tier_bytes, strict=True))
-
-
-def room_of(capacities: Iterable[int | None], tier_bytes: Sequence[int], shares: Sequence[float]) -> Room:
-    """How many windows of each tier every lane's capacity holds."""
-    return tuple(fits(capacity, tier_bytes, shares) for capacity in capacities)
 
 
 def valid_scope(_instance: object, _attribute: object, value: object) -> None:
@@ -130,9 +127,20 @@ class Groups:
         apart = values.reshape(groups, stretches, lanes, values.shape[2])
         return apart.transpose(0, 1).reshape(stretches * groups * lanes, values.shape[2])
 
-    def pool(self, room: Room) -> Room:
-        """Add up what the lanes of each group hold; without a limit for one there is none for all."""
+    def room(self, capacities: Sequence[int | None], tier_bytes: Sequence[int], shares: Sequence[float]) -> Room:
+        """How many windows of each tier a group's lanes hold with all their bytes together.
+
+        Without a limit for one lane there is none for its group.
+        """
+        return tuple(fits(_together(own), tier_bytes, shares) for own in self.members(capacities))
+
+    def members(self, by_lane: Sequence[_T]) -> list[list[_T]]:
+        """Host values by lane, as those of each group's lanes."""
         stretches, groups, lanes = self._axes
         starts = [[(stretch * groups + group) * lanes for stretch in range(stretches)] for group in range(groups)]
-        members = [[room[first + lane] for first in firsts for lane in range(lanes)] for firsts in starts]
-        return tuple(tuple(min(sum(tier), UNLIMITED) for tier in zip(*own, strict=True)) for own in members)
+        return [[by_lane[first + lane] for first in firsts for lane in range(lanes)] for firsts in starts]
+
+
+def _together(capacities: Sequence[int | None]) -> int | None:
+    limited = [own for own in capacities if own is not None]
+    return sum(limited) if len(limited) == len(capacities) else None

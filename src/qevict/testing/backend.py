@@ -156,13 +156,15 @@ class BackendContract(RegisteredContract[AttentionBackend, BackendCase]):
         asked = real.sum(1, keepdim=True).expand_as(total)
         require(close(total, asked), f"by lane and query head: {gap(total, asked)}")
 
-    @law("mass alone equals the mass of attend.", given_that=TELLS_MASS)
+    @law("mass alone equals the mass of attend; mass_by_query, summed, equals mass.", given_that=TELLS_MASS)
     def test_mass_alone_is_the_mass_of_attend(self, case: BackendCase) -> None:
         scene = self._scene(case)
         placed = self._laid_out(scene)
         mass, _ = _masses(self._attend(scene, placed, want_mass=True))
         alone = self.part.mass(*moved((scene.query, placed.view), self.device))
         require(close(alone, mass), f"mass by lane, query head and column: {gap(alone, mass)}")
+        each = self.part.mass_by_query(*moved((scene.query, placed.view), self.device)).sum(2)
+        require(close(each, alone), f"masses by query, summed, against mass: {gap(each, alone)}")
 
     @law("Masses are told to whoever wants them, and asking changes nothing.", given_that=TELLS_MASS)
     def test_asking_for_masses_changes_nothing(self, case: BackendCase) -> None:
