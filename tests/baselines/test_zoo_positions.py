@@ -117,6 +117,7 @@ def test_streaming_llm_turns_keys_to_their_places() -> None:
     assert kept[-1] == 72
     assert len(kept) < 40
     layer = engine.layers[0]
+    assert engine.clock.offset is not None
     assert layer.totals.evictions > 70 - 40
     view = layer.view(layer.records.grid(), land(engine.wiring, engine.clock.still(), engine.clock.offset))
     found = {position: view.sink_keys[0, :, position] for position in range(4)}
