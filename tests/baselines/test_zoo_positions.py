@@ -14,7 +14,7 @@ from transformers.masking_utils import eager_mask
 import qevict
 from qevict.engine.landing import land
 from qevict.hf.compat import CACHE_ARGUMENT
-from tests.baselines.zoo import FIRST, LENGTHS, NAMES, NEW, batch_of, model_of, policy_of, solo_of
+from tests.baselines.zoo import LENGTHS, NAMES, NEW, batch_of, model_of, policy_of, solo_of, steps
 from tests.oracle import Held, before_forwards, prompts, replay
 
 SHOWN: dict[int, Held] = {}
@@ -117,6 +117,7 @@ def test_streaming_llm_turns_keys_to_their_places() -> None:
     assert kept[-1] == 72
     assert len(kept) < 40
     layer = engine.layers[0]
+    assert engine.clock.offset is not None
     assert layer.totals.evictions > 70 - 40
     view = layer.view(layer.records.grid(), land(engine.wiring, engine.clock.still(), engine.clock.offset))
     found = {position: view.sink_keys[0, :, position] for position in range(4)}
@@ -136,10 +137,8 @@ def test_a_hand_loop_without_position_ids_equals_generate(name: str) -> None:
     model, run = model_of(), solo_of(name)
     with qevict.attach(model, policy_of(name)) as session:
         cache = session.prefill(prompts(*LENGTHS)[0][1:2, -LENGTHS[1] :])
-        token = torch.full((1, 1), FIRST)
-        for step, generated in enumerate(run.logits):
-            assert cache.get_seq_length() == LENGTHS[1] + step
-            logits = model(token, **{CACHE_ARGUMENT: cache}).logits[:, -1]
-            torch.testing.assert_close(logits, generated, atol=1e-5, rtol=0)
-            token = logits.argmax(-1)[:, None]
-    assert len(run.logits) == NEW
+        text, logits = steps(model, cache)
+    assert cache.get_seq_length() == LENGTHS[1] + NEW
+    assert text == run.text(0)
+    for own, generated in zip(logits, run.logits, strict=True):
+        torch.testing.assert_close(own, generated, atol=1e-5, rtol=0)

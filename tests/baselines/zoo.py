@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 import qevict
+from qevict.hf.compat import CACHE_ARGUMENT
 from qevict.policy import Policy
 from qevict.testing.footprint import reachable_bytes
 from qevict_baselines.plugin import qevict_presets
@@ -142,6 +143,17 @@ def run(
     with qevict.attach(model, policy) as session:
         cache = session.prefill(ids, mask, chunk_tokens=chunk)
         return decode(session, cache, ids, torch.ones_like(ids) if mask is None else mask, new)
+
+
+@torch.no_grad()
+def steps(model: Any, cache: Any, new: int = NEW) -> tuple[list[int], list[Tensor]]:
+    """What one row says behind its prompt, and the logits, by a hand loop that gives neither positions nor a mask."""
+    token, text, found = torch.full((1, 1), FIRST), [FIRST], []
+    for _ in range(new):
+        found.append(model(token, **{CACHE_ARGUMENT: cache}).logits[:, -1])
+        token = found[-1].argmax(-1)[:, None]
+        text.append(int(token))
+    return text, found
 
 
 @functools.cache

@@ -31,7 +31,7 @@ class Spy(Scorer):
     prompt_queries: int | None = LAST
     prompt_stride: int = 1
     observe_tokens: int | None = None
-    seen: list[Observation] = attrs.field(factory=list, eq=False)
+    seen: list[Any] = attrs.field(factory=list, eq=False)
 
     def start(self, lanes: int, windows: int, device: torch.device) -> State:
         return {}
@@ -47,10 +47,11 @@ class Spy(Scorer):
 def spying(spy: Spy, **options: Any) -> Policy:
     """A policy of small windows that shows something to a spy."""
     base = policies.evict_only("90 %", window_tokens=WINDOW, period_tokens=4, sink_tokens=SINKS, recent_tokens=4)
-    return attrs.evolve(base, **({"scorer": spy, "granularity": "kv_head"} | options))
+    chosen: dict[str, Any] = {"scorer": spy, "granularity": "kv_head"} | options
+    return attrs.evolve(base, **chosen)
 
 
-def shown(model: Any, spy: Spy, chunk: int | None = None, **options: Any) -> list[Observation]:
+def shown(model: Any, spy: Spy, chunk: int | None = None, **options: Any) -> list[Any]:
     """What a padded prompt shows of each layer, in order."""
     with qevict.attach(model, spying(spy, **options)) as session:
         session.prefill(*prompts(*LENGTHS), chunk_tokens=chunk)
@@ -155,7 +156,7 @@ def test_what_is_held_at_the_prompts_end_is_the_stock_cache(granularity: str) ->
             check_held(found, lane, [*range(LENGTHS[row])], cache.layers[layer], row, heads)
 
 
-def check_held(found: Observation, lane: int, positions: list[int], layer: Any, row: int, heads: slice) -> None:
+def check_held(found: Any, lane: int, positions: list[int], layer: Any, row: int, heads: slice) -> None:
     """Each position once, with the stock cache's key and value, in the column of its window."""
     pads = max(LENGTHS) - LENGTHS[row]
     slots = {position: slot for slot, position in enumerate(found.held.positions[lane].tolist()) if position >= 0}
@@ -250,7 +251,7 @@ def test_rows_turned_between_the_pieces_of_a_prompt(rows: list[int]) -> None:
     """The queries that wait for the prompt's end are turned with their rows."""
     model, (ids, mask) = tiny(num_hidden_layers=1), prompts(30, 40)
 
-    def told(order: list[int]) -> Observation:
+    def told(order: list[int]) -> Any:
         spy, now = Spy(needs=frozenset({Need.MASS_BY_QUERY}), prompt_queries=8), mask[order]
         positions = (mask.cumsum(1) - 1).clamp(min=0)
         with qevict.attach(model, spying(spy)) as session:

@@ -51,11 +51,8 @@ def spy() -> Repeated:
 
 
 @torch.no_grad()
-def plain(model: Any, text: Tensor) -> list[dict[int, list[list[list[float]]]]]:
-    """By piece and layer, the highest probability ``[kv_head][query in group: one][token]`` of an unpadded prompt.
-
-    As for importance, but for every query head apart: each is given to the loop as a group of its own.
-    """
+def plain(model: Any, text: Tensor) -> list[dict[int, list[list[float]]]]:
+    """By piece and layer, the highest probability ``[query_head][token]`` of an unpadded prompt."""
     before, found = model.config._attn_implementation, []
     model.set_attn_implementation("taking_down")
     cache = DynamicCache(config=model.config)
@@ -69,8 +66,8 @@ def plain(model: Any, text: Tensor) -> list[dict[int, list[list[list[float]]]]]:
     return found
 
 
-def by_head(query: Tensor, key: Tensor, start: int, end: int, length: int) -> list[Any]:
-    """``[query_head][token]`` of the piece."""
+def by_head(query: Tensor, key: Tensor, start: int, end: int, length: int) -> list[list[float]]:
+    """``[query_head][token]`` of the piece; each query head is given to the loop as a group of its own."""
     group = query.shape[1] // key.shape[1]
     return [
         importance(
