@@ -144,7 +144,7 @@ def _bytes_by_kind(engine: Engine) -> dict[str, int]:
         kinds["free slots"] += sum(pool.nbytes for pool in layer.pools) - used
         kinds["sinks"] += _sink_bytes(layer)
         state = sum(column.nbytes for column in layer.records.state.values())
-        kinds["scorer state"] += state
+        kinds["scorer state"] += state + (0 if layer.asked is None else layer.asked.nbytes)
         kinds["tables"] += layer.records.nbytes - state + sum(mask.nbytes for mask in layer.hidden)
     return kinds | {"clock and rotary table": engine.shared_bytes}
 

@@ -12,7 +12,7 @@ from qevict.contracts.quantizer import Quantizer
 from qevict.contracts.rotary import Rotary
 from qevict.contracts.router import LayerBounds, TierRouter
 from qevict.contracts.scorer import Scorer
-from qevict.contracts.values import ArraySpec, Geometry, Layout, Windows, layout_bytes
+from qevict.contracts.values import ArraySpec, Geometry, Layout, Need, Windows, layout_bytes
 from qevict.engine.checks import check_parts, check_rankings, check_state
 from qevict.engine.choice import Choice, choose
 from qevict.errors import PolicyError
@@ -76,6 +76,7 @@ class Wiring:
                 does not offer.
         """
         _ = self.layouts
+        _check_prompt(self.policy.scorer)
         _check_rankings(self.policy.scorer, self.policy.router)
 
     @cached_property
@@ -250,6 +251,17 @@ def stepped(tokens: int) -> int:
     """
     step = max(0, tokens.bit_length() - 7)
     return tokens >> step << step
+
+
+def _check_prompt(scorer: Scorer) -> None:
+    """What comes with the forward that ends a prompt never comes where a repetition ends it."""
+    late = scorer.needs & {Need.MASS_BY_QUERY, Need.QUERIES, Need.PROMPT, Need.HELD}
+    if Need.RECONSTRUCTION in scorer.needs and late:
+        wanted = ", ".join(sorted(need.value for need in late))
+        msg = (
+            f"scorer {scorer.name!r} needs a reconstruction, with which {wanted} cannot be shown; need one or the other"
+        )
+        raise PolicyError(msg)
 
 
 def _check_rankings(scorer: Scorer, router: TierRouter) -> None:
