@@ -384,6 +384,16 @@ def test_a_look_beyond_the_period_is_refused_with_the_remedy(observed: Any) -> N
         compose(scorer=Looks(observe_tokens=observed), period_tokens=8)
 
 
+@pytest.mark.parametrize("queries", [0, -1, 2.5, "x", True])
+def test_the_queries_of_a_prompt_are_counted(queries: Any) -> None:
+    @attrs.frozen
+    class Looks(CumulativeAttention):
+        prompt_queries: Any = None
+
+    with pytest.raises(PolicyError, match=rf"'cumulative' has prompt_queries={queries!r}; give at least 1, or None"):
+        compose(scorer=Looks(prompt_queries=queries))
+
+
 @pytest.mark.parametrize("stride", [0, 1.5, None])
 def test_an_impossible_stride_is_refused_with_the_remedy(stride: Any) -> None:
     @attrs.frozen

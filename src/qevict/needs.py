@@ -22,6 +22,9 @@ def check_looks(scorer: Scorer, period_tokens: int) -> None:
         PolicyError: with what is allowed.
     """
     stride, observed = scorer.prompt_stride, scorer.observe_tokens
+    if scorer.prompt_queries is not None and (not _is_whole(scorer.prompt_queries) or scorer.prompt_queries < 1):
+        msg = f"scorer {scorer.name!r} has prompt_queries={scorer.prompt_queries!r}; give at least 1, or None for all"
+        raise PolicyError(msg)
     if not _is_whole(stride) or stride < 1:
         msg = f"scorer {scorer.name!r} has prompt_stride={stride!r}; give a whole number of at least 1"
         raise PolicyError(msg)

@@ -1,7 +1,11 @@
 """Chance, that can be repeated."""
 
+from typing import Any
+
+import pytest
 import torch
 
+from qevict.errors import PolicyError
 from qevict.testing import ScorerContract
 from qevict_baselines.random_scores import RandomScores
 from tests.baselines.shown import ranked, windows
@@ -25,3 +29,9 @@ def test_another_seed_gives_other_numbers() -> None:
     several = torch.stack([ranked(RandomScores(seed), [], windows(1, 4000))[0] for seed in (0, 1, 2, -5, 2**40)])
     apart = torch.corrcoef(several) - torch.eye(5)
     assert apart[:4, :4].abs().max() < 0.06
+
+
+@pytest.mark.parametrize("seed", ["a", 1.5, True, None])
+def test_a_seed_is_a_whole_number(seed: Any) -> None:
+    with pytest.raises(PolicyError, match="seed is a whole number, got"):
+        RandomScores(seed)

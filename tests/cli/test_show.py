@@ -19,10 +19,22 @@ from qevict.registry import Registry, Switches
 def test_a_person_reads_parts_tiers_and_the_backend(invoke: Invoke) -> None:
     done = invoke("show", "qevict", "--tokens", "4096")
     assert done.exit_code == 0
-    for words in ("CumulativeAttention", "GreedyTiers(shares=(0.3, 0.7))", "codes read in place", "20 % per row"):
+    for words in (
+        "CumulativeAttention",
+        "GreedyTiers(shares=(0.3, 0.7), scope='lane')",
+        "codes read in place",
+        "20 % per row",
+    ):
         assert words in done.stdout
     for words in ("protected", "int2", "evicted", "per_channel, 2 bits", "Llama-3.1-8B", "512 MiB"):
         assert words in done.stdout
+
+
+def test_a_person_reads_when_windows_are_routed(invoke: Invoke, tmp_path: Path) -> None:
+    file = tmp_path / "once.toml"
+    file.write_text(qevict.dumps(attrs.evolve(policies.evict_only("20 %"), route_at="prompt")), encoding="utf-8")
+    assert "routed once, at the prompt's end" in invoke("show", str(file)).stdout
+    assert "routed every 8" in invoke("show", "evict_only").stdout
 
 
 def test_a_machine_reads_the_same(invoke: Invoke) -> None:
@@ -32,7 +44,7 @@ def test_a_machine_reads_the_same(invoke: Invoke) -> None:
     assert seen["full_bytes"] == 4096 * 131072
     assert seen["budget_bytes"] == seen["full_bytes"] // 5
     assert sum(seen["windows"].values()) + seen["evicted_windows"] == 32 * -(-(4096 - 5) // 8)
-    assert shown["policy"]["router"] == {"name": "greedy", "shares": [0.3, 0.7]}
+    assert shown["policy"]["router"] == {"name": "greedy", "shares": [0.3, 0.7], "scope": "lane"}
     assert shown["geometry"]["dtype"] == "bfloat16"
 
 

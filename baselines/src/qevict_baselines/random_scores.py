@@ -9,6 +9,7 @@ from torch import Tensor
 from qevict.contracts.budget import Budget
 from qevict.contracts.scorer import IMPORTANCE, Scorer, State
 from qevict.contracts.values import Need, Observation, RouteAt, Windows
+from qevict.errors import PolicyError
 from qevict.policy import Policy
 from qevict.routers.greedy import GreedyTiers
 from qevict.shapes import Scores
@@ -16,6 +17,12 @@ from qevict_baselines.composing import evicting
 
 _BITS = 31
 _MIX = 0x45D9F3B
+
+
+def _whole(_instance: object, attribute: "attrs.Attribute[int]", value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        msg = f"{attribute.name} is a whole number, got {value!r}"
+        raise PolicyError(msg)
 
 
 @attrs.frozen
@@ -31,7 +38,7 @@ class RandomScores(Scorer):
 
     name: ClassVar[str] = "random"
     needs: ClassVar[frozenset[Need]] = frozenset()
-    seed: int = 0
+    seed: int = attrs.field(default=0, validator=_whole)
 
     def start(self, lanes: int, windows: int, device: torch.device) -> State:
         """No state."""

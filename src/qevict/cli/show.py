@@ -104,13 +104,14 @@ def _parts(wiring: "Wiring") -> "Table":
 
     policy, dtype = wiring.policy, str(wiring.geometry.dtype).removeprefix("torch.")
     lanes = "all KV heads of a row together" if policy.granularity == "row" else "each KV head apart"
+    when = f"every {policy.period_tokens}" if policy.route_at == "period" else "once, at the prompt's end"
     rows = {
         "scorer": repr(policy.scorer),
         "router": repr(policy.router),
         "ledger": repr(policy.ledger),
         "backend": f"{wiring.backend!r}: {wiring.choice.reason}",
         "budget": "no limit" if policy.budget is None else f"{policy.budget} per row, {policy.accounting} accounting",
-        "windows": f"{policy.window_tokens} tokens, routed every {policy.period_tokens}, {lanes}",
+        "windows": f"{policy.window_tokens} tokens, routed {when}, {lanes}",
         "protected": f"the first {policy.sink_tokens} tokens and the last {policy.protected_tokens}",
         "stored in": dtype,
     }

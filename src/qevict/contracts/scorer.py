@@ -47,8 +47,8 @@ class Scorer(ABC):
         * Which queries are looked at is decided row by row, as it would be for that row alone.
 
     :meth:`update` is called where a forward shows something of what is needed, whatever else is None then; a scorer
-    that needs nothing is called only if it has a state. Behind the prompt of a policy with ``route_at="prompt"`` nothing is
-    ranked any more, and nothing shown.
+    that needs nothing is called only if it has a state. Behind the prompt of a policy with ``route_at="prompt"``
+    nothing is ranked any more, and nothing shown.
 
     Attributes:
         name: the name in files and on the command line.

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from qevict.contracts.scorer import State
-from qevict.contracts.values import Windows
+from qevict.contracts.values import MovePlan, Windows
 from qevict.errors import ContractError
 
 
@@ -51,6 +51,36 @@ def check_rankings(scorer: str, rankings: object, windows: Windows) -> None:
             raise ContractError(msg)
     if not rankings:
         msg = f"scorer {scorer!r} returned no ranking; return at least {{'importance': ...}}"
+        raise ContractError(msg)
+
+
+def check_plan(router: str, plan: object, windows: Windows, tiers: int) -> None:
+    """Hold a router to its contract.
+
+    Raises:
+        ContractError: no plan, places that are not one whole number per window, or counts not by lane and tier.
+    """
+    if not isinstance(plan, MovePlan):
+        msg = f"router {router!r} must return a MovePlan, got a {type(plan).__name__}"
+        raise ContractError(msg)
+    place, shape = plan.place, windows.place.shape
+    if not isinstance(place, Tensor) or place.is_floating_point() or place.shape != shape:
+        msg = f"router {router!r} must give each window a tier, whole numbers {tuple(shape)}; got {_form(place)}"
+        raise ContractError(msg)
+    if plan.counts is not None and [*map(len, plan.counts)] != [tiers] * len(windows.candidates):
+        msg = f"router {router!r} must count by lane and tier, {len(windows.candidates)} times {tiers}; or return None"
+        raise ContractError(msg)
+
+
+def check_parts(router: str, parts: object, layers: int, total: int) -> None:
+    """Hold a router to its contract.
+
+    Raises:
+        ContractError: it does not split a row's bytes over the layers.
+    """
+    whole = isinstance(parts, tuple) and all(isinstance(part, int) and part >= 0 for part in parts)
+    if not whole or len(parts) != layers or sum(parts) > total:  # type: ignore[arg-type]
+        msg = f"router {router!r} must split {total} bytes into {layers} whole numbers, none negative; got {parts!r}"
         raise ContractError(msg)
 
 

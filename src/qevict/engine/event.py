@@ -9,7 +9,7 @@ from torch import Tensor
 
 from qevict.contracts.values import Costs, Windows
 from qevict.engine import mover, tally
-from qevict.engine.checks import check_rankings
+from qevict.engine.checks import check_plan, check_rankings
 from qevict.engine.clock import Arrival
 from qevict.engine.landing import Landing
 from qevict.engine.records import Grid
@@ -47,7 +47,7 @@ def plan(stack: Stack, indices: Sequence[int], arrival: Arrival, landing: Landin
 
     Raises:
         BudgetExceededError: the policy is strict, and a lane's protected tokens exceed its budget.
-        ContractError: the scorer's rankings are not what its contract says.
+        ContractError: the scorer's rankings or the router's plan are not what their contracts say.
     """
     policy, grid = stack.wiring.policy, stack.records.grid()
     windows = stack.windows(grid, arrival)
@@ -58,6 +58,7 @@ def plan(stack: Stack, indices: Sequence[int], arrival: Arrival, landing: Landin
     capacities = [_capacity(stack.wiring, budget) for budget in itertools.chain(*budgets)]
     costs = Costs(stack.wiring.tier_bytes, _kept(stack, grid, windows))
     planned = policy.router.plan(rankings, windows, costs, capacities)
+    check_plan(policy.router.name, planned, windows, len(policy.tiers))
     move = tally.prepare(stack, grid, planned, stack.for_every_layer(landing.rotary_offset))
     foreseen = None if planned.counts is None else tally.foresee(stack, planned.counts, windows.candidates)
     return Event(stack, move, foreseen, budgets)

@@ -1,6 +1,7 @@
 """A policy wired to a model: every size and byte price that follows from the two, computed once."""
 
 import math
+from collections.abc import Mapping
 from functools import cached_property
 
 import attrs
@@ -12,6 +13,7 @@ from qevict.contracts.rotary import Rotary
 from qevict.contracts.router import LayerBounds, TierRouter
 from qevict.contracts.scorer import Scorer
 from qevict.contracts.values import ArraySpec, Geometry, Layout, Windows, layout_bytes
+from qevict.engine.checks import check_parts, check_rankings, check_state
 from qevict.engine.choice import Choice, choose
 from qevict.errors import PolicyError
 from qevict.policy import Policy
@@ -228,7 +230,9 @@ class Wiring:
         total = policy.budget.row_bytes(stepped(tokens), self.geometry.token_bytes * layers)
         if policy.accounting == "exact":
             total -= self.row_bytes
-        shares = policy.router.share(max(total, 0), self.geometry, self.layer_bounds(tokens))
+        total = max(total, 0)
+        shares = policy.router.share(total, self.geometry, self.layer_bounds(tokens))
+        check_parts(policy.router.name, shares, layers, total)
         return tuple(share // self.lanes_per_row for share in shares)
 
     def layer_bounds(self, tokens: int) -> LayerBounds:
@@ -252,7 +256,10 @@ def _check_rankings(scorer: Scorer, router: TierRouter) -> None:
     """One window of which nothing was observed shows what a scorer offers."""
     there, position = torch.ones(1, 1, dtype=torch.bool), torch.zeros(1, 1, dtype=torch.int64)
     windows = Windows(position, there, there, position, (1,), lengths=position[0] + 1)
-    offered = scorer.rank(scorer.start(1, 1, position.device), windows)
+    start = scorer.start(1, 1, position.device)
+    check_state(scorer.name, start, start if isinstance(start, Mapping) else {}, (1, 1))
+    offered = scorer.rank(start, windows)
+    check_rankings(scorer.name, offered, windows)
     if missing := [name for name in router.rankings if name not in offered]:
         msg = (
             f"router {router.name!r} reads the ranking {', '.join(map(repr, missing))}, scorer {scorer.name!r} offers "
