@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from qevict.contracts.backend import AttentionBackend
-from qevict.contracts.scorer import Scorer
+from qevict.contracts.scorer import Repeats, Scorer
 from qevict.contracts.values import ATTENDED, Need
 from qevict.errors import PolicyError
 
@@ -43,6 +43,12 @@ def check_needs(scorer: Scorer) -> None:
         PolicyError: with what to give up or to add.
     """
     needs = scorer.needs
+    if strange := [each for each in needs if not isinstance(each, Need)]:
+        msg = f"scorer {scorer.name!r} needs {strange[0]!r}; needs are members of qevict.contracts.values.Need"
+        raise PolicyError(msg)
+    if Need.RECONSTRUCTION in needs and not isinstance(scorer.repeats, Repeats):
+        msg = f"scorer {scorer.name!r} needs a reconstruction; its repeats must be Repeats(...), got {scorer.repeats!r}"
+        raise PolicyError(msg)
     if needs and not needs & {*_BY_THEMSELVES, Need.RECONSTRUCTION}:
         msg = (
             f"scorer {scorer.name!r} needs {_named(needs)}, which is shown beside something else only; add one of "

@@ -29,14 +29,19 @@ def test_the_highest_of_a_group_and_of_all_pieces_counts_and_heads_are_averaged(
 
 
 def test_a_scorer_says_how_the_prompt_is_repeated() -> None:
-    assert Reconstruction(repeat_tokens=512, instruction=[5, 6]).repeats == Repeats(512, (5, 6), 8)
-    assert kvzip("20 %", instruction=(7,)).scorer.repeats == Repeats(2048, (7,), 8)
+    assert kvzip("20 %", instruction=(7,), repeat_tokens=512).scorer.repeats == Repeats(512, (7,), 8)
 
 
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(
-    "options", [{"instruction": ("Repeat",)}, {"instruction": (-1,)}, {"repeat_tokens": 0}, {"lead_tokens": -1}]
+    "options", [{"instruction": ("Repeat",)}, {"instruction": (-1,)}, {"tokens": 0}, {"lead_tokens": -1}]
 )
 def test_what_is_no_repetition_is_refused(options: dict[str, object]) -> None:
     with pytest.raises(PolicyError, match=next(iter(options))):
-        Reconstruction(**options)  # type: ignore[arg-type]
+        Repeats(**options)  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_repetition_is_one() -> None:
+    with pytest.raises(PolicyError, match=r"Repeats\(tokens=2048"):
+        Reconstruction(repeats=512)  # type: ignore[arg-type]

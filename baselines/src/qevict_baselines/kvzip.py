@@ -1,6 +1,5 @@
 """KVzip: Query-Agnostic KV Cache Compression with Context Reconstruction (arXiv 2505.23416)."""
 
-from collections.abc import Iterable
 from typing import ClassVar
 
 import attrs
@@ -12,24 +11,13 @@ from qevict.contracts.values import Need, Observation, Windows
 from qevict.errors import PolicyError
 from qevict.policy import Policy
 from qevict.routers.greedy import GreedyTiers
-from qevict.scorers.fields import at_least_one
 from qevict.shapes import Scores
 from qevict_baselines.composing import evicting
 
 
-def _ids(value: Iterable[int]) -> tuple[int, ...]:
-    return tuple(value)
-
-
-def _token_ids(_instance: object, _attribute: object, value: tuple[int, ...]) -> None:
-    if not all(type(each) is int and each >= 0 for each in value):
-        msg = f"instruction holds token ids, such as tokenizer('Repeat the text: ').input_ids; got {value!r}"
-        raise PolicyError(msg)
-
-
-def _none_or_more(_instance: object, attribute: "attrs.Attribute[int]", value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        msg = f"{attribute.name} is a whole number of at least 0, got {value!r}"
+def _repeats(_instance: object, _attribute: object, value: object) -> None:
+    if not isinstance(value, Repeats):
+        msg = f"repeats says how the prompt is repeated, Repeats(tokens=2048, ...); got {value!r}"
         raise PolicyError(msg)
 
 
@@ -50,23 +38,14 @@ class Reconstruction(Scorer):
     The prompt must be read by ``session.prefill``; it costs two to three times as much as without.
 
     Args:
-        repeat_tokens: tokens of a piece.
-        instruction: token ids before each piece.
-        lead_tokens: last tokens of the piece before, given again.
+        repeats: how the prompt is repeated.
 
     Bytes: 4 per window and lane.
     """
 
     name: ClassVar[str] = "reconstruction"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.RECONSTRUCTION})
-    repeat_tokens: int = attrs.field(default=2048, validator=at_least_one)
-    instruction: tuple[int, ...] = attrs.field(default=(), converter=_ids, validator=_token_ids)
-    lead_tokens: int = attrs.field(default=8, validator=_none_or_more)
-    repeats: Repeats = attrs.field(init=False, repr=False, eq=False)
-
-    @repeats.default
-    def _repeats(self) -> Repeats:
-        return Repeats(self.repeat_tokens, self.instruction, self.lead_tokens)
+    repeats: Repeats = attrs.field(factory=Repeats, validator=_repeats)
 
     def start(self, lanes: int, windows: int, device: torch.device) -> State:
         """Nothing repeated."""
@@ -108,6 +87,6 @@ def kvzip(
         layerwise: only the heads of a layer compete.
         dtype: dtype in which full precision is stored; None for the model's.
     """
-    scorer = Reconstruction(repeat_tokens, instruction)
+    scorer = Reconstruction(Repeats(repeat_tokens, tuple(instruction)))
     router = GreedyTiers(scope="layer" if layerwise else "model")
     return evicting(budget, scorer, router, sink_tokens=sink_tokens, route_at="prompt", dtype=dtype)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from qevict.contracts.values import Need, Observation, Windows
+from qevict.errors import PolicyError
 from qevict.shapes import Scores
 
 State = Mapping[str, Tensor]
@@ -26,11 +27,24 @@ class Repeats:
         tokens: of the prompt, in one piece.
         instruction: token ids before each piece, such as those of a request to repeat the text.
         lead_tokens: last tokens of the piece before, given again before each piece but the first.
+
+    Raises:
+        PolicyError: a number is too small, or the instruction holds no token ids.
     """
 
     tokens: int = 2048
     instruction: tuple[int, ...] = ()
     lead_tokens: int = 8
+
+    def __attrs_post_init__(self) -> None:
+        for name, least in (("tokens", 1), ("lead_tokens", 0)):
+            count = getattr(self, name)
+            if type(count) is not int or count < least:
+                msg = f"{name} of a repetition is a whole number of at least {least}, got {count!r}"
+                raise PolicyError(msg)
+        if not all(type(each) is int and each >= 0 for each in self.instruction):
+            msg = f"the instruction of a repetition holds token ids, got {self.instruction!r}"
+            raise PolicyError(msg)
 
 
 class Scorer(ABC):

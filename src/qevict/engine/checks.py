@@ -78,8 +78,8 @@ def check_parts(router: str, parts: object, layers: int, total: int) -> None:
     Raises:
         ContractError: it does not split a row's bytes over the layers.
     """
-    whole = isinstance(parts, tuple) and all(isinstance(part, int) and part >= 0 for part in parts)
-    if not whole or len(parts) != layers or sum(parts) > total:  # type: ignore[arg-type]
+    whole = [part for part in parts if isinstance(part, int) and part >= 0] if isinstance(parts, tuple) else []
+    if not isinstance(parts, tuple) or len(whole) != len(parts) or len(parts) != layers or sum(whole) > total:
         msg = f"router {router!r} must split {total} bytes into {layers} whole numbers, none negative; got {parts!r}"
         raise ContractError(msg)
 
