@@ -31,6 +31,7 @@ class Spy(Scorer):
     prompt_queries: int | None = LAST
     prompt_stride: int = 1
     observe_tokens: int | None = None
+    repeats: Any = None
     seen: list[Any] = attrs.field(factory=list, eq=False)
 
     def start(self, lanes: int, windows: int, device: torch.device) -> State:
