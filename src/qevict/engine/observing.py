@@ -14,7 +14,6 @@ from qevict.engine.records import Grid
 from qevict.transfer import to_device
 
 _SINGLE_QUERIES = frozenset({Need.MASS_BY_QUERY, Need.QUERIES})
-_VIEWED = frozenset({Need.MASS_BY_QUERY, Need.POSITIONS, Need.HELD, Need.PROMPT})
 
 
 def asked(layer: Layer, incoming: Incoming, vectors: Tensor, positions: Tensor, *, padded: bool) -> Query:
@@ -55,14 +54,15 @@ def observe(
         rotary=wiring.rotary if Need.ROTARY in needs else None,
         output=incoming.output() if incoming.output and Need.OUTPUT_PROJECTION in needs else None,
     )
-    if not needs & _VIEWED:
+    by_query, held = single if Need.MASS_BY_QUERY in needs else None, _shows_held(needs, forward)
+    if by_query is None and not held and Need.POSITIONS not in needs:
         return shown
-    view, by_query = layer.view(grid, landing), single if Need.MASS_BY_QUERY in needs else None
+    view = layer.view(grid, landing)
     return attrs.evolve(
         shown,
         mass_by_query=None if by_query is None else wiring.backend.mass_by_query(by_query, view),
         positions=_positions(view) if Need.POSITIONS in needs else None,
-        held=_held(view) if _shows_held(needs, forward) else None,
+        held=_held(view) if held else None,
     )
 
 
