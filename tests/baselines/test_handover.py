@@ -18,7 +18,7 @@ ROTARY = Rotary(torch.tensor([1.0, 0.2]))
 
 class TestHandover(ScorerContract):
     examples = 12
-    part = Handover()
+    part = Handover(share=0.5)
 
 
 class TestHandoverToFewLooks(ScorerContract):
@@ -62,13 +62,13 @@ def test_places_by_hand() -> None:
 
 def test_places_are_among_candidates_and_equals_go_by_position() -> None:
     mass = torch.full((1, 1, 4), 0.25)
-    found = ranked(Handover(), [looked(mass)], windows(1, 4, candidates=3))
+    found = ranked(Handover(share=0.5), [looked(mass)], windows(1, 4, candidates=3))
     close(found[0, :3], [-2.0, -4.0, -6.0])
 
 
 def test_what_is_decoded_later_lives_by_attention_alone() -> None:
     """The fifth window is behind all others by its keys, and before them by its masses."""
-    scorer = Handover()
+    scorer = Handover(share=0.5)
     state = scorer.update(scorer.start(2, 4, torch.device("cpu")), prompt(4))
     fresh = scorer.start(2, 1, torch.device("cpu"))
     grown = {name: torch.cat((array, fresh[name]), dim=1) for name, array in state.items()}

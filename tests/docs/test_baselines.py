@@ -1,11 +1,13 @@
 """The page of the baselines says what the presets are, and the docstrings what they hold."""
 
 import inspect
+import json
 import re
 import runpy
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -130,3 +132,18 @@ def test_the_script_renews_the_table_of_a_page(tmp_path: Path) -> None:
     guide.write_text("No table.\n", "utf-8")
     with pytest.raises(SystemExit, match=r"has 0 tables of lines; it needs one"):
         SCRIPT["renew"](guide, "")
+
+
+def test_figures_of_the_scorers_are_those_of_the_record() -> None:
+    record = json.loads((ROOT / "benchmarks" / "results" / "scorers.json").read_text("utf-8"))
+    facts, texts = (record[what]["figures"] for what in ("facts", "continuation"))
+    shown = page("how-to/compose-baselines.md")
+    assert f"$ {record['command']}" in shown
+    for name, own in facts.items():
+        cells = [f"{each['nats']:.2f} | {difference(each)}".rstrip() for each in (own, texts[name])]
+        assert f"| {name} | {' | '.join(cells)} |".replace("|  |", "| |") in shown.replace("|  |", "| |"), name
+
+
+def difference(row: dict[str, Any]) -> str:
+    found = row["difference"]
+    return "" if found is None else f"{found['mean']:+.2f} ({found['low']:+.2f} to {found['high']:+.2f})"

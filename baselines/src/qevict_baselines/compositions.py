@@ -82,7 +82,7 @@ def normalised_qevict(budget: Budget | str, *, dtype: torch.dtype | None = None)
     return attrs.evolve(qevict(budget, dtype=dtype), scorer=NormalisedAttention())
 
 
-def handover_qevict(budget: Budget | str, *, share: float = 0.5, dtype: torch.dtype | None = None) -> Policy:
+def handover_qevict(budget: Budget | str, *, share: float = 0.7, dtype: torch.dtype | None = None) -> Policy:
     """QEvict's tiers, filled by key diversity (arXiv 2504.15364) at the prompt's end and by cumulative attention.
 
     Bytes: 31 of bookkeeping per window of a row.

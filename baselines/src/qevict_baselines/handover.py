@@ -37,7 +37,7 @@ class Handover(Scorer):
     once, at the prompt's end, where the question may not be known yet: what is decoded later lives by attention alone.
 
     Args:
-        share: the part that key diversity may fill; 0.5 (default, no paper's).
+        share: the part that key diversity may fill; 0.7 (default, no paper's: see benchmarks/scorers.py).
         domain: of KeyDiff; "pre_rope" (default) found facts best in an outside study of question-unseen scorers.
         prompt_queries: sum the prompt's masses over its last n queries only; None (default) for all of them.
         prompt_stride: of these queries look at every n-th only, each for n.
@@ -48,7 +48,7 @@ class Handover(Scorer):
 
     name: ClassVar[str] = "handover"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.MASS, Need.PROMPT, Need.ROTARY})
-    share: float = attrs.field(default=0.5, validator=_part)
+    share: float = attrs.field(default=0.7, validator=_part)
     domain: Domain = attrs.field(default="pre_rope", validator=one_of(*get_args(Domain)))
     prompt_queries: int | None = attrs.field(default=None, validator=at_least_one_or_none)
     prompt_stride: int = attrs.field(default=1, validator=at_least_one)
