@@ -57,7 +57,7 @@ def test_places_by_hand() -> None:
     mass = torch.tensor([[[0.4, 0.3, 0.2, 0.1]]])
     seen = looked(mass, ends_prompt=True, held=kept(keys), rotary=ROTARY)
     assert ranked(KeyDiff(), [seen], windows(1, 4))[0].argsort(descending=True).tolist() == [3, 0, 1, 2]
-    close(ranked(Handover(domain="rotated"), [seen], windows(1, 4)), [[-2.0, -4.0, -6.0, -2.0]])
+    close(ranked(Handover(share=0.5, domain="rotated"), [seen], windows(1, 4)), [[-2.0, -4.0, -6.0, -2.0]])
 
 
 def test_places_are_among_candidates_and_equals_go_by_position() -> None:
