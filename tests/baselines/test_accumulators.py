@@ -13,17 +13,17 @@ from tests.baselines.slow import h2o
 
 
 class TestDecayedAttention(ScorerContract):
-    examples = 12
+    examples = 8
     part = DecayedAttention()
 
 
 class TestWindowedAttention(ScorerContract):
-    examples = 12
+    examples = 8
     part = DecayedAttention(decay=0.0, prompt_queries=3, observe_tokens=2)
 
 
 class TestNormalisedAttention(ScorerContract):
-    examples = 12
+    examples = 8
     part = NormalisedAttention()
 
 

@@ -19,12 +19,12 @@ FREQUENCIES = torch.tensor([1.0, 0.3, 0.1])
 
 
 class TestExpectedAttention(ScorerContract):
-    examples = 12
+    examples = 8
     part = ExpectedAttention()
 
 
 class TestExpectedAttentionPlain(ScorerContract):
-    examples = 12
+    examples = 8
     part = ExpectedAttention(prompt_queries=4, sink_tokens=0, use_covariance=False, use_value_norm=False, epsilon=0.1)
 
 

@@ -17,12 +17,12 @@ ROTARY = Rotary(torch.tensor([1.0, 0.2]))
 
 
 class TestHandover(ScorerContract):
-    examples = 12
+    examples = 8
     part = Handover(share=0.5)
 
 
 class TestHandoverToFewLooks(ScorerContract):
-    examples = 12
+    examples = 8
     part = Handover(share=0.25, domain="rotated", prompt_queries=3, prompt_stride=2, observe_tokens=2)
 
 

@@ -16,12 +16,12 @@ ROTARY = Rotary(torch.tensor([1.0, 0.3, 0.1]), amplitude=1.2)
 
 
 class TestKeyDiff(ScorerContract):
-    examples = 12
+    examples = 8
     part = KeyDiff()
 
 
 class TestKeyDiffPreRope(ScorerContract):
-    examples = 12
+    examples = 8
     part = KeyDiff("pre_rope")
 
 

@@ -10,7 +10,7 @@ from tests.baselines.slow.keys import keynorm
 
 
 class TestShortKeys(ScorerContract):
-    examples = 12
+    examples = 8
     part = ShortKeys()
 
 

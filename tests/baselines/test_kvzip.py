@@ -13,7 +13,7 @@ from tests.baselines.shown import close, ranked, windows
 
 class TestReconstruction(ScorerContract):
     part = Reconstruction()
-    examples = 12
+    examples = 8
 
 
 def repeated(highest: torch.Tensor) -> Observation:

@@ -19,12 +19,12 @@ from tests.baselines.slow import criticalkv
 
 
 class TestOutputNorms(ScorerContract):
-    examples = 12
+    examples = 8
     part = OutputNorms()
 
 
 class TestOutputNormsOfCumulativeAttention(ScorerContract):
-    examples = 12
+    examples = 8
     part = OutputNorms(CumulativeAttention(prompt_stride=2, observe_tokens=3))
 
 

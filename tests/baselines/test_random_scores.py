@@ -12,7 +12,7 @@ from tests.baselines.shown import ranked, windows
 
 
 class TestRandomScores(ScorerContract):
-    examples = 12
+    examples = 8
     part = RandomScores()
 
 

@@ -16,17 +16,17 @@ from tests.baselines.slow.basics import average_pool, group_max, group_mean, max
 
 
 class TestObservationWindow(ScorerContract):
-    examples = 12
+    examples = 8
     part = ObservationWindow()
 
 
 class TestObservationWindowMax(ScorerContract):
-    examples = 12
+    examples = 8
     part = ObservationWindow(prompt_queries=3, kernel=3, pool="max", observe_tokens=2)
 
 
 class TestPooledHeads(ScorerContract):
-    examples = 12
+    examples = 8
     part = PooledHeads(kernel=3, pool="max", over_heads="max")
 
 

@@ -10,7 +10,7 @@ from tests.baselines.slow import tova
 
 
 class TestLastQuery(ScorerContract):
-    examples = 12
+    examples = 8
     part = LastQuery()
 
 

@@ -17,12 +17,12 @@ from tests.baselines.test_output_norms import Told
 
 
 class TestWorstCase(ScorerContract):
-    examples = 12
+    examples = 8
     part = WorstCase()
 
 
 class TestWorstCaseOfFewQueries(ScorerContract):
-    examples = 12
+    examples = 8
     part = WorstCase(prompt_queries=2, kernel=3)
 
 

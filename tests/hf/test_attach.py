@@ -265,8 +265,8 @@ class TestModes:
         scorer = attrs.frozen(type("Odd", (KeyNorm,), {method: says}))()
         policy = attrs.evolve(policies.evict_only("50 %"), scorer=scorer)
         with (
-            qevict.attach(model, policy) as session,
             pytest.raises(errors.ContractError, match=f"scorer 'key_norm'.*{words}"),
+            qevict.attach(model, policy) as session,  # where rankings are looked at already
         ):
             session.prefill(ids)
 
