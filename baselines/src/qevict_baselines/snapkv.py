@@ -31,7 +31,8 @@ class ObservationWindow(Scorer):
     Faithful: windows of one token and ``recent_tokens = prompt_queries``, so that candidates at the prompt's end are
     the tokens before the observation window. Different: a lane's query heads are averaged before the pool, as the
     authors of AdaKV do (an average pool commutes with it); SnapKV's own code stores each KV head once per query head.
-    After the prompt each period looks anew, where the paper compresses once. On longer routing windows, masses are of
+    The sum is divided by the whole window also where fewer queries were looked at, which ranks alike. After the prompt
+    each period looks anew, where the paper compresses once. On longer routing windows, masses are of
     windows and neighbours are windows. After an eviction, neighbours are what is left.
 
     Args:
