@@ -144,7 +144,7 @@ class SafeThenWorstCase(TierRouter):
         shares: part of the bytes for each tier, hot to cold.
         scope: which lanes compete.
         mass: part of a head's attention that is safe; the authors' 0.9.
-        window_bias: whose attention is subtracted from it; with ``"observed"`` that on the policy's sinks counts as well.
+        window_bias: whose attention is subtracted from it; with ``"observed"``, that on the policy's sinks counts too.
         observed_windows: W; the authors' 32 tokens, for windows of one token.
     """
 

@@ -25,15 +25,15 @@ OverHeads = Literal["mean", "max"]
 class ObservationWindow(Scorer):
     """Attention that the prompt's last queries pay, pooled over neighbours, so that a fact is kept with its context.
 
-    SnapKV (arXiv 2404.14469): the mean over the window's queries of their softmax over all that they see,
-    then pooled along positions.
+    SnapKV (arXiv 2404.14469): the mean over the window's queries of their softmax over all that they see, then pooled
+    along positions.
 
     Faithful: windows of one token and ``recent_tokens = prompt_queries``, so that candidates at the prompt's end are
     the tokens before the observation window. Different: a lane's query heads are averaged before the pool, as the
     authors of AdaKV do (an average pool commutes with it); SnapKV's own code stores each KV head once per query head.
     The sum is divided by the whole window also where fewer queries were looked at, which ranks alike. After the prompt
-    each period looks anew, where the paper compresses once. On longer routing windows, masses are of
-    windows and neighbours are windows. After an eviction, neighbours are what is left.
+    each period looks anew, where the paper compresses once. On longer routing windows, masses are of windows and
+    neighbours are windows. After an eviction, neighbours are what is left.
 
     Args:
         prompt_queries: the observation window; 32 (default) is what the authors' code fills in.

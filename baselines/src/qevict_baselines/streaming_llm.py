@@ -27,8 +27,8 @@ def streaming_llm(
     Bytes: full precision for each kept token, and 12 of bookkeeping per token of a row.
 
     Args:
-        budget: bytes per row. The authors' code keeps 4 + 512 tokens; ``"516 tokens"`` are their bytes, which hold a few
-            tokens less, since bookkeeping and room for the next token are paid from them.
+        budget: bytes per row. The authors' code keeps 4 + 512 tokens; ``"516 tokens"`` are their bytes, which hold a
+            few tokens less, since bookkeeping and room for the next token are paid from them.
         sink_tokens: the paper's 4.
         positions: "cache_relative" (default, the paper's), or "original", as kvpress has it.
         dtype: dtype in which full precision is stored; None for the model's.
