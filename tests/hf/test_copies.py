@@ -18,6 +18,7 @@ from torch import Tensor
 import qevict
 from qevict import errors, policies
 from qevict.hf.compat import CACHE_ARGUMENT
+from qevict.scorers.recency import Recency
 from qevict.testing.footprint import reachable_bytes, reachable_tensors
 
 POLICIES = {
@@ -161,3 +162,20 @@ class TestC18Copies:
             model(ids[:, :1], **{CACHE_ARGUMENT: other})
         handle.remove()
         assert not calls, "the second layer attended"
+
+
+def test_a_row_that_is_named_twice_holds_its_budget_twice() -> None:
+    """Room to grow is paid from what all rows have left over, and one of them may have got more of it."""
+    policy = attrs.evolve(
+        policies.evict_only("40 tokens", window_tokens=2, period_tokens=1, sink_tokens=0, recent_tokens=0),
+        scorer=Recency(),
+        granularity="kv_head",
+    )
+    ids = prompts(45)[0]
+    with qevict.attach(tiny(num_hidden_layers=2), policy) as session:
+        cache = session.prefill(ids)
+        cache.batch_select_indices(torch.tensor([0, 0]))
+        session.generate(ids[:, :1].expand(2, 1), cache=cache, max_new_tokens=1, do_sample=False)
+        cache.reorder_cache(torch.tensor([0, 0]))
+        report = cache.report()
+    assert report.overshoot_bytes == 0, report

@@ -35,12 +35,14 @@ def select(engine: Engine, rows: Sequence[int]) -> None:
 
 
 def _select(layer: Layer, lanes: Sequence[int]) -> None:
-    """Every lane keeps as many slots as it had."""
+    """Every lane keeps the slots that it uses.
+
+    Free ones are given back: they were paid from what all rows had left over, so that a row that is named twice could
+    hold more than its own budget.
+    """
     layer.records = table.selected(layer.records, lanes)
-    layer.live, regions = (
-        tuple(tuple(own[lane] for lane in lanes) for own in by) for by in (layer.live, layer.regions)
-    )
-    for segment, own in enumerate(regions):
+    layer.live = tuple(tuple(own[lane] for lane in lanes) for own in layer.live)
+    for segment, own in enumerate(layer.live):
         layer.repack(segment, own)
     index = to_device(lanes, layer.sink_keys.device)
     layer.sink_keys, layer.sink_values = layer.sink_keys[index], layer.sink_values[index]
