@@ -224,14 +224,12 @@ class Engine:
         assert self.clock.offset is not None
         landing = land(self.wiring, arrival, self.clock.offset)
         with self.change():
-            together = [[*range(len(self.layers))]] if self.wiring.policy.router.scope == "model" else self._each()
-            for indices in together:
-                self.route_together(indices, arrival, landing, ask=False)
+            layers = len(self.layers)
+            at_once = layers if self.wiring.policy.router.scope == "model" else 1
+            for first in range(0, layers, at_once):
+                self.route_together(range(first, first + at_once), arrival, landing, ask=False)
             self._tick(arrival)
             self.clock.held = False
-
-    def _each(self) -> list[list[int]]:
-        return [[index] for index in range(len(self.layers))]
 
     def _finish(self, forward: Forward) -> None:
         """Route what waits, with one question to the device for all layers; then move the clock."""

@@ -29,11 +29,18 @@ class Repetition:
         engine: the cache's, with its prompt read and not ended.
         starts: by row, true position of the first repeated token.
         ends: likewise behind the last one.
+        landing: of no token, the same for all layers.
     """
 
     engine: Engine
     starts: Sequence[int]
     ends: Sequence[int]
+    landing: Landing = attrs.field(init=False)
+
+    @landing.default
+    def _nowhere(self) -> Landing:
+        assert self.engine.clock.offset is not None
+        return land(self.engine.wiring, self.engine.clock.still(), self.engine.clock.offset)
 
     @property
     def clock(self) -> Clock:
@@ -43,8 +50,7 @@ class Repetition:
     def step(self, index: int, incoming: Incoming) -> Tensor:
         """One layer's part of the forward."""
         layer = self.engine.layers[index]
-        landing = _landing(self.engine)
-        keys, values = _prompt(layer, landing, self.clock)
+        keys, values = _prompt(layer, self.landing, self.clock)
         output = incoming.native(
             torch.cat((keys.to(incoming.keys.dtype), incoming.keys), 2),
             torch.cat((values.to(incoming.values.dtype), incoming.values), 2),
@@ -53,8 +59,7 @@ class Repetition:
         return output
 
     def _score(self, layer: Layer, keys: Tensor, incoming: Incoming) -> None:
-        grid, scorer = layer.records.grid(), layer.wiring.policy.scorer
-        policy, device = layer.wiring.policy, keys.device
+        grid, policy, device = layer.records.grid(), layer.wiring.policy, keys.device
         starts, ends = to_device([*self.starts], device), to_device([*self.ends], device)
         width = max(end - start for start, end in zip(self.starts, self.ends, strict=True))
         positions = starts[:, None] + torch.arange(width, device=device)
@@ -76,15 +81,9 @@ class Repetition:
             reconstruction=_by_window(shown, columns, grid.shape[1]),
         )
         old = layer.records.state
-        state = scorer.update(layer.state(grid), observation)
-        check_state(scorer.name, state, old, grid.shape)
+        state = policy.scorer.update(layer.state(grid), observation)
+        check_state(policy.scorer.name, state, old, grid.shape)
         layer.remember(grid, state)
-
-
-def _landing(engine: Engine) -> Landing:
-    """Where no token falls."""
-    assert engine.clock.offset is not None
-    return land(engine.wiring, engine.clock.still(), engine.clock.offset)
 
 
 def _prompt(layer: Layer, landing: Landing, clock: Clock) -> tuple[Tensor, Tensor]:
