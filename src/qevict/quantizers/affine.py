@@ -39,8 +39,8 @@ def _known_dtype(_instance: object, _attribute: object, value: torch.dtype) -> N
 def _known_scale_bits(_instance: object, _attribute: object, value: int | None) -> None:
     if value is not None and value not in _SCALE_BITS:
         raise PolicyError(
-            f"scale_bits={value!r} is unknown; allowed: {', '.join(map(str, _SCALE_BITS))}, or None for scales that are "
-            "numbers of the parameters' dtype"
+            f"scale_bits={value!r} is unknown; allowed: {', '.join(map(str, _SCALE_BITS))}, or None for scales in the "
+            "parameters' dtype"
         )
 
 
@@ -71,7 +71,7 @@ class PerChannel(Quantizer):
     scale and zero to nearest, which lets data fall off the grid where an offset exceeds what the dtype resolves.
 
     What else is done to keys, each by itself or together, in this order: ``centred``, ``rotated``, ``normed``, then the
-    grid. Groups, and the constants that come back exactly, are those of what the grid is laid over.
+    grid, whose groups are those of what has become of the keys.
 
     Args:
         bits: 2 (default), 3, 4 or 8.
@@ -80,8 +80,8 @@ class PerChannel(Quantizer):
             what is encoded first, with later numbers that lie beyond put to the nearest end (ZipCache's keys, arXiv
             2405.14256).
         scale_bits: 4 or 8: scales and zero points are codes themselves, on one grid for all channels of a window. They
-            are rounded outwards, so that a window of far-off channels wants ``centred`` as well. What is exact is then a
-            window that is constant, not a channel.
+            are rounded outwards, so that a window of far-off channels wants ``centred`` as well. A window that is
+            constant then comes back exactly, but not each channel that is.
         centred: the mean of each channel over the sequence is taken off first.
         rotated: channels are mixed by a Hadamard matrix, in blocks of the largest power of two that divides their
             number, which spreads what is far off over all of them.
@@ -109,7 +109,12 @@ class PerChannel(Quantizer):
     @property
     def paired(self) -> PairedCodes | None:
         """Codes of channel pairs, a grid per channel; None where a number is more than its place on such a grid."""
-        return self._codec.paired if _is_plain(self) else None
+        return self._codec.readable
+
+    @property
+    def keeps_constants(self) -> bool:
+        """Nothing is done to numbers before the grid of their own window is laid over them."""
+        return self._codec.keeps_constants
 
     @property
     def min_snr_db(self) -> float:
@@ -194,7 +199,12 @@ class PerToken(Quantizer):
     @property
     def paired(self) -> PairedCodes | None:
         """Codes of channel pairs, a grid per token; None where a number is more than its place on such a grid."""
-        return self._codec.paired if _is_plain(self) and self.group_channels is None else None
+        return self._codec.readable
+
+    @property
+    def keeps_constants(self) -> bool:
+        """Nothing is done to numbers before the grid of their own window is laid over them."""
+        return self._codec.keeps_constants
 
     @property
     def min_snr_db(self) -> float:
@@ -245,8 +255,3 @@ def _stored(parameters: torch.dtype, scale_bits: int | None) -> Scales:
 
 def _wanted(*transforms: tuple[bool, Transform]) -> tuple[Transform, ...]:
     return tuple(transform for wanted, transform in transforms if wanted)
-
-
-def _is_plain(quantizer: PerChannel | PerToken) -> bool:
-    """Each number is ``zero + scale * code`` of the stored arrays."""
-    return quantizer.scale_bits is None and quantizer.levels == "uniform" and not quantizer._codec.transforms

@@ -33,6 +33,17 @@ class Codec:
     levels: Levels
     transforms: tuple[Transform, ...]
 
+    @property
+    def readable(self) -> PairedCodes | None:
+        """How codes are packed, where a number is ``zero + scale * code`` of arrays with these names."""
+        plain = self.scales.plain and self.groups.whole and self.levels == "uniform" and not self.transforms
+        return self.paired if plain else None
+
+    @property
+    def keeps_constants(self) -> bool:
+        """A window has the grids of its own numbers."""
+        return self.scales.by_window and not self.transforms
+
     def layout(self, window_tokens: int, head_dim: int) -> Layout:
         """The arrays of one window."""
         layout = {"codes": ArraySpec((self._packed_bytes(window_tokens, head_dim),), torch.uint8)}
@@ -105,4 +116,4 @@ class Codec:
 
     @property
     def _steps(self) -> int:
-        return 2**self.paired.bits - 1
+        return (1 << self.paired.bits) - 1

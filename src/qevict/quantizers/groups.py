@@ -9,6 +9,11 @@ from torch import Tensor
 class Groups(ABC):
     """How a window falls into groups."""
 
+    @property
+    @abstractmethod
+    def whole(self) -> bool:
+        """A group is a whole channel of a window, or a whole token of a head."""
+
     @abstractmethod
     def count(self, window_tokens: int, head_dim: int) -> int:
         """Groups of one window."""
@@ -25,6 +30,10 @@ class Groups(ABC):
 @attrs.frozen
 class ByChannel(Groups):
     """Each channel is a group, over the tokens of a window."""
+
+    @property
+    def whole(self) -> bool:
+        return True
 
     def count(self, window_tokens: int, head_dim: int) -> int:
         return head_dim
@@ -46,6 +55,10 @@ class ByToken(Groups):
 
     channels: int | None
 
+    @property
+    def whole(self) -> bool:
+        return self.channels is None
+
     def count(self, window_tokens: int, head_dim: int) -> int:
         return window_tokens * (head_dim // (self.channels or head_dim))
 
@@ -57,4 +70,5 @@ class ByToken(Groups):
         if self.channels is None:
             return numbers.unsqueeze(-2)
         groups = numbers.unflatten(-1, (head_dim // self.channels, -1)).unsqueeze(-2)
-        return groups.expand(*groups.shape[:-2], self.channels, -1).flatten(-3, -2)
+        spread: Tensor = groups.expand(*groups.shape[:-2], self.channels, -1).flatten(-3, -2)
+        return spread

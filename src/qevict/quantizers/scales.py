@@ -16,6 +16,16 @@ from qevict.quantizers.rounding import round_down, round_up
 class Scales(ABC):
     """Stores a grid for each group that covers its numbers: the zero point is rounded down, then the scale up."""
 
+    @property
+    def plain(self) -> bool:
+        """What is stored are numbers, in arrays ``scale`` and ``zero``."""
+        return False
+
+    @property
+    def by_window(self) -> bool:
+        """The grid of a group covers the numbers of its own window, and no others."""
+        return True
+
     @abstractmethod
     def layout(self, groups: int) -> Layout:
         """The arrays that each window stores for that many groups.
@@ -47,6 +57,10 @@ class Plain(Scales):
 
     dtype: torch.dtype
 
+    @property
+    def plain(self) -> bool:
+        return True
+
     def layout(self, groups: int) -> Layout:
         return {"scale": ArraySpec((groups,), self.dtype), "zero": ArraySpec((groups,), self.dtype)}
 
@@ -67,6 +81,14 @@ class PerSequence(Scales):
     """
 
     own: Scales
+
+    @property
+    def plain(self) -> bool:
+        return self.own.plain
+
+    @property
+    def by_window(self) -> bool:
+        return False
 
     def layout(self, groups: int) -> Layout:
         return {}
@@ -127,7 +149,7 @@ class SecondLevel(Scales):
 
     @property
     def _top(self) -> int:
-        return 2**self.bits - 1
+        return (1 << self.bits) - 1
 
     def _range(self, x: Tensor) -> Tensor:
         """Least number and step of a grid that covers ``[..., groups]``."""
