@@ -58,13 +58,19 @@ class Quantizer(ABC):
         name: the name in files and on the command line.
         min_snr_db: signal-to-noise ratio that standard normal input is promised.
         idempotent: encoding a decoded window again gives the same codes.
-        keeps_constants: constant windows come back exactly; False for what turns, centres or scales numbers before they
-            are put on a grid, for grids that are shared, and for codebooks.
     """
 
     name: ClassVar[str]
     idempotent: ClassVar[bool] = False
-    keeps_constants: bool = True
+
+    @property
+    def keeps_constants(self) -> bool:
+        """Constant windows come back exactly.
+
+        False for what turns, centres or scales numbers before they are put on a grid, for grids that are shared, and
+        for codebooks.
+        """
+        return True
 
     @property
     def paired(self) -> PairedCodes | None:
