@@ -11,9 +11,7 @@ from qevict.quantizers.affine import PerChannel, PerToken
 from qevict_baselines.quantizing import quantizing
 
 
-def kivi(
-    *, bits: int = 2, group: int = 32, residual_tokens: int = 128, dtype: torch.dtype | None = None
-) -> Policy:
+def kivi(*, bits: int = 2, group: int = 32, residual_tokens: int = 128, dtype: torch.dtype | None = None) -> Policy:
     """KIVI, every token kept.
 
     Faithful: both grids with their groups, codes of 2 or 4 bits, a residual in full precision, codes that are written
