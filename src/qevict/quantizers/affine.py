@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from qevict.contracts.paired import PairedCodes, by_channels, by_pairs
-from qevict.contracts.quantizer import Quantizer
+from qevict.contracts.quantizer import NOTHING_SHARED, Quantizer
 from qevict.contracts.values import ArraySpec, Codes, Layout
 from qevict.errors import PolicyError
 from qevict.quantizers.packing import CODES_PER_GROUP, pack, packed_bytes, unpack
@@ -71,7 +71,7 @@ class PerChannel(Quantizer):
             raise PolicyError(msg)
         return _layout(self.bits, self.parameters, window_tokens, head_dim, groups=head_dim)
 
-    def encode(self, x: Tensor) -> Codes:
+    def encode(self, x: Tensor, shared: Codes = NOTHING_SHARED) -> Codes:
         """Group along the tokens of each channel."""
         return _encode(x, self.bits, self.parameters, _TOKENS)
 
@@ -111,7 +111,7 @@ class PerToken(Quantizer):
         """Codes channel by channel, and a scale and zero point per token."""
         return _layout(self.bits, self.parameters, window_tokens, head_dim, groups=window_tokens)
 
-    def encode(self, x: Tensor) -> Codes:
+    def encode(self, x: Tensor, shared: Codes = NOTHING_SHARED) -> Codes:
         """Group along the channels of each token."""
         return _encode(x, self.bits, self.parameters, _CHANNELS)
 
