@@ -31,6 +31,7 @@ from qevict_baselines.random_scores import RandomScores, random_eviction
 from qevict_baselines.snapkv import ObservationWindow, PooledHeads, snapkv
 from qevict_baselines.streaming_llm import streaming_llm
 from qevict_baselines.tova import LastQuery, tova
+from qevict_baselines.zipcache import ProbeSaliency, SalientShare
 
 
 @hookimpl
@@ -46,6 +47,7 @@ def qevict_scorers() -> Iterable[type[Scorer]]:
         ObservationWindow,
         OutputNorms,
         PooledHeads,
+        ProbeSaliency,
         RandomScores,
         Reconstruction,
         ShortKeys,
@@ -56,7 +58,7 @@ def qevict_scorers() -> Iterable[type[Scorer]]:
 @hookimpl
 def qevict_routers() -> Iterable[type[TierRouter]]:
     """Routers that papers add."""
-    return [AdaptiveHeads, AdaptiveTwoStages, HeavyAndRecent, PyramidShares, SafeThenWorstCase, TwoStages]
+    return [AdaptiveHeads, AdaptiveTwoStages, HeavyAndRecent, PyramidShares, SafeThenWorstCase, SalientShare, TwoStages]
 
 
 @hookimpl
