@@ -279,6 +279,13 @@ def test_the_promised_signal_to_noise_ratio_is_kept(part: Part, window: int, hea
     assert snr_db >= part.min_snr_db
 
 
+def test_a_grid_over_a_long_sequence_is_promised_less() -> None:
+    """8192 numbers reach further than 1024."""
+    part, x = PerChannel(2, scope="sequence"), normal(1, 1024, 8, 2)
+    snr_db = float(10 * (x.square().mean() / (back(part, x) - x).square().mean()).log10())
+    assert part.min_snr_db < snr_db < PerChannel(2).min_snr_db
+
+
 def attention(queries: Tensor, keys: Tensor) -> Tensor:
     weights: Tensor = (queries @ keys.T / keys.shape[1] ** 0.5).softmax(1)
     return weights

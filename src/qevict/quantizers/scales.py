@@ -132,10 +132,10 @@ class SecondLevel(Scales):
 
     def cover(self, low: Tensor, high: Tensor, steps: int) -> Codes:
         zero_range = self._range(low)
-        zeros = self._at_most(low, zero_range)
+        zeros = _places(low, zero_range).floor_().clamp_(0, self._top)
         needed = (high - _on(zero_range, zeros)) / steps
         scale_range = self._range(needed)
-        scales = self._at_least(needed, scale_range)
+        scales = _places(needed, scale_range).ceil_().clamp_(0, self._top)
         return {
             "scale": pack(scales.to(torch.uint8), self.bits),
             "scale_range": scale_range,
@@ -155,14 +155,6 @@ class SecondLevel(Scales):
         """Least number and step of a grid that covers ``[..., groups]``."""
         least = round_down(x.amin(-1), self.dtype)
         return torch.stack((least, round_up((x.amax(-1) - least.float()) / self._top, self.dtype)), dim=-1)
-
-    def _at_most(self, x: Tensor, ends: Tensor) -> Tensor:
-        codes = _places(x, ends).floor_().clamp_(0, self._top)
-        return codes.sub_((_on(ends, codes) > x).float()).clamp_(min=0)
-
-    def _at_least(self, x: Tensor, ends: Tensor) -> Tensor:
-        codes = _places(x, ends).ceil_().clamp_(0, self._top)
-        return codes.add_((_on(ends, codes) < x).float()).clamp_(max=self._top)
 
 
 def _places(x: Tensor, ends: Tensor) -> Tensor:
