@@ -86,8 +86,8 @@ def test_ranges_and_levels_are_those_of_the_loops() -> None:
     wanted = [kvquant.thresholds(channel, 0.25) for channel in keys.T.tolist()]
     close(torch.stack((found.key_low, found.key_high), -1).flatten(0, 2), wanted)
     close(found.key_levels[0], kvquant.key_levels(keys.tolist(), weights.tolist(), 0.25, 2), 3e-3)
-    lines = (each.flatten(0, 1).tolist() for each in (layer.values, layer.value_weights))
-    close(found.value_levels[0], kvquant.value_levels(*lines, 0.25, 2), 3e-3)
+    lines, own = (each.flatten(0, 1).tolist() for each in (layer.values, layer.value_weights))
+    close(found.value_levels[0], kvquant.value_levels(lines, own, 0.25, 2), 3e-3)
 
 
 def test_every_layer_has_its_own_numbers() -> None:
