@@ -61,6 +61,11 @@ def test_kivi_bookkeeping_of_prompts_at_the_edge(tokens: int, held: tuple[int, .
     assert kivi.after_prompt(tokens, 4) == held
 
 
+def test_kivi_bookkeeping_of_a_prompt_shorter_than_the_residual() -> None:
+    held = kivi.after_token(kivi.after_prompt(3, 4), 4)
+    assert (held, kivi.after_token(held, 4)) == ((4, 0, 0, 4), (4, 1, 1, 4))
+
+
 @pytest.mark.parametrize(("bits", "group", "size"), worked.KIVI_BYTES)
 def test_kivi_bytes(bits: int, group: int, size: int) -> None:
     assert kivi.token_bytes(8, 128, bits, group) == size
