@@ -8,7 +8,7 @@ import torch
 from tests.breaking import Break, breaks, laws_of, passes, report
 from torch import Tensor
 
-from qevict.contracts.quantizer import NOTHING_SHARED, Quantizer
+from qevict.contracts.quantizer import NOTHING_SHARED, Origin, Quantizer
 from qevict.contracts.values import ArraySpec, Codes, Layout
 from qevict.errors import PolicyError
 from qevict.quantizers.affine import PerChannel, PerToken
@@ -171,6 +171,36 @@ class LooksAtItsScales(PerToken):
         return x if bool((codes["scale"] > 0).all()) else x + 0
 
 
+@attrs.frozen
+class SharesUntold(PerToken):
+    """Shares what its layout does not name."""
+
+    def fit(self, x: Tensor, origin: Origin) -> Codes:
+        return {"mean": x.float().mean((1, 2))}
+
+
+@attrs.frozen
+class SharesItsScale(PerToken):
+    """Under a name that each window has as well."""
+
+    def shared_layout(self, head_dim: int) -> Layout:
+        return {"scale": ArraySpec((head_dim,), torch.float32)}
+
+    def fit(self, x: Tensor, origin: Origin) -> Codes:
+        return {"scale": x.float().mean((1, 2))}
+
+
+@attrs.frozen
+class SharesOneMean(PerToken):
+    """The mean of all heads."""
+
+    def shared_layout(self, head_dim: int) -> Layout:
+        return {"mean": ArraySpec((head_dim,), torch.float32)}
+
+    def fit(self, x: Tensor, origin: Origin) -> Codes:
+        return {"mean": x.float().mean((0, 1, 2)).expand(x.shape[0], -1)}
+
+
 BREAKS = (
     Break("test_the_layout_refuses_politely", RefusesRudely(), "it raised IndexError: odd"),
     Break("test_the_layout_has_room_for_every_code", SaysItHasMoreBits(8), "1 x 64 codes of 8 bits need 512 bits"),
@@ -178,6 +208,9 @@ BREAKS = (
     Break("test_codes_are_what_the_layout_says", OtherLayout(), "layout says"),
     Break("test_codes_are_what_the_layout_says", UntoldArray(), "'norm'"),
     Break("test_codes_are_what_the_layout_says", WiderArray(), "'scale' is torch.float32"),
+    Break("test_what_is_shared_is_what_the_layout_says", SharesUntold(), "fit gave ['mean']"),
+    Break("test_what_is_shared_is_what_the_layout_says", SharesItsScale(), "belong to each window as well"),
+    Break("test_heads_are_fitted_apart", SharesOneMean(), "share other numbers"),
     Break("test_decoding_is_a_function_of_the_codes_alone", RandomDecode(), "decoding the same codes again"),
     Break("test_decoding_is_a_function_of_the_codes_alone", KeepsTheLast(), "gave other numbers"),
     Break("test_the_error_is_at_most_half_a_step", RoundsToNearest(), "came back as"),

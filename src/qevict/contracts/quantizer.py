@@ -43,10 +43,11 @@ class Quantizer(ABC):
         * ``|decode(encode(x)) - x|`` is at most half a step of the stored grid. Parameters are rounded outwards: a grid
           may be wider than the data, never shifted off it. Where it is shared, this holds of the windows that it was
           fitted to; what lies beyond it later is given its nearest end.
-        * A group that is constant, and representable in the parameters' dtype, comes back exactly.
+        * A window that is constant, and representable in the parameters' dtype, comes back exactly, unless
+          :attr:`keeps_constants` is False.
         * The arrays of a code are those of :meth:`layout`, and what :meth:`fit` gives are those of
           :meth:`shared_layout`, so bytes are exact before anything is encoded. No name is in both.
-        * What is shared depends on the numbers of its own KV head, not on the order of the windows.
+        * What a KV head's windows share depends on that head alone.
         * Codes that claim to be ``paired`` are: read as that layout says, they give what ``decode`` gives.
         * ``layout`` has room for a code of ``bits`` bits for every number of a window.
         * Windows and heads are encoded apart: given what they share, encoding them together or one by one gives the
@@ -61,6 +62,15 @@ class Quantizer(ABC):
 
     name: ClassVar[str]
     idempotent: ClassVar[bool] = False
+
+    @property
+    def keeps_constants(self) -> bool:
+        """Constant windows come back exactly.
+
+        False for what turns, centres or scales numbers before they are put on a grid, for grids that are shared, and
+        for codebooks.
+        """
+        return True
 
     @property
     def paired(self) -> PairedCodes | None:
