@@ -94,6 +94,13 @@ def test_kvquant_values() -> None:
     assert kvquant.value_range(worked.KVQUANT_VALUE, 0.25)[1:] == worked.KVQUANT_VALUE_RANGE
 
 
+def test_kvquant_quantiles_of_a_token_are_outliers_themselves() -> None:
+    """By hand: an eighth of nine numbers lies up to the second, and from the second to last."""
+    outliers, *within = kvquant.value_range([0.4, -9.0, 0.2, 0.3, 0.0, 9.0, 0.6, 1.0, 0.5], 0.25)
+    assert [at for at, outlier in enumerate(outliers) if outlier] == [1, 4, 5, 7]
+    assert within == [0.2, 0.6]
+
+
 def test_kvquant_quantiles_lie_between_numbers() -> None:
     assert kvquant.thresholds([4.0, 0.0, 1.0, 2.0, 8.0], 0.5) == (1, 4)
     assert kvquant.thresholds([4.0, 0.0, 1.0, 2.0, 8.0], 0.25) == (0.5, 6)
