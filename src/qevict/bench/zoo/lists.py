@@ -1,0 +1,67 @@
+"""Tasks whose text is made of parts that look alike."""
+
+import random
+from collections.abc import Iterator
+
+from qevict.bench.zoo.prompts import Piece, Prompt
+from qevict.bench.zoo.texts import SHORT
+
+_WORDS = (
+    "apple bridge candle dragon engine forest garden hammer island jacket kitchen ladder mirror needle orange pencil "
+    "rabbit saddle tunnel valley window yellow anchor basket carpet desert eagle finger guitar harbor iron jewel lemon "
+    "marble ocean pepper river silver table violin"
+).split()
+_ONCE, _OFTEN = 4, 24
+_GAUGES = ("pressure gauge", "thermometer", "water meter", "oil gauge", "barometer", "rain gauge")
+_MACHINES = ("pump", "engine", "boiler", "mill", "crane", "furnace")
+_ENTRIES = {"900": 14, "3000": 46}
+
+
+def common_words(length: str, count: int) -> Iterator[Prompt]:
+    """A list of words in which one stands six times as often as any other (RULER, arXiv 2404.06654, CWE, made easier)."""
+    rounds = 1 if length == SHORT else 3
+    for place in range(count):
+        chance = random.Random(f"common words/{length}/{place}")
+        common, *others = chance.sample(_WORDS, len(_WORDS))
+        listed = [common] * (_OFTEN * rounds) + others * (_ONCE * rounds)
+        chance.shuffle(listed)
+        yield Prompt(
+            "common words",
+            length,
+            place,
+            "Here is a list of words: " + ", ".join(listed) + ".",
+            "Which word appears most often in the list?",
+            (Piece("The word that appears most often in the list is", scored=False), Piece(f" {common}", scored=True)),
+        )
+
+
+def logbooks(length: str, count: int) -> Iterator[Prompt]:
+    """Daily entries that are equal but for their number and, on one day, for a reading; the reply sums them up."""
+    for place in range(count):
+        chance = random.Random(f"look-alike/{length}/{place}")
+        gauge, machine = chance.choice(_GAUGES), chance.choice(_MACHINES)
+        usual, other = chance.sample(range(11, 99), 2)
+        days = _ENTRIES[length]
+        odd = chance.randrange(2, days - 3)
+        entries = [_entry(day, machine, gauge, other if day == odd else usual) for day in range(1, days + 1)]
+        yield Prompt(
+            "look-alike",
+            length,
+            place,
+            "\n\n".join(entries),
+            f"What did the {gauge} show on most days, and what did it show on the one day that was different?",
+            (
+                Piece(f"On most days the {gauge} showed", scored=False),
+                Piece(f" {usual}", scored=True),
+                Piece(", but on one day it showed", scored=False),
+                Piece(f" {other}", scored=True),
+            ),
+        )
+
+
+def _entry(day: int, machine: str, gauge: str, reading: int) -> str:
+    return (
+        f"Day {day}. The {machine} was started at six in the morning and ran until the evening bell without a stop. The "
+        f"filters were cleaned, the belts were looked over, and the {gauge} showed {reading}. Nothing else is to be noted, "
+        f"and the keys were handed to the night watch as usual."
+    )
