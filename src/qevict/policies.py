@@ -115,7 +115,46 @@ def qevict(
     )
 
 
+def four_tiers(
+    budget: Budget | str,
+    *,
+    shares: tuple[float, float, float] = (0.1, 0.45, 0.45),
+    window_tokens: int = 8,
+    period_tokens: int = 8,
+    sink_tokens: int = 5,
+    recent_tokens: int = 32,
+    prompt_queries: int | None = None,
+    dtype: torch.dtype | None = None,
+) -> Policy:
+    """QEvict with a step between: full precision, INT4, INT2, evicted.
+
+    A window that cools is encoded in 4 bits first and in 2 bits from these; each of its codes is remembered, so that it
+    moves between the tiers without a further error (arXiv 2608.05326 has one recoverable tier).
+
+    Args:
+        budget: bytes per row.
+        shares: parts of the history's bytes for full precision, INT4 and INT2.
+        window_tokens: tokens routed together.
+        period_tokens: tokens between routing events.
+        sink_tokens: first tokens, always in full precision.
+        recent_tokens: last tokens, always in full precision.
+        prompt_queries: start the scores from the prompt's last n queries; None for all.
+        dtype: dtype in which full precision is stored; None for the model's.
+    """
+    return _compose(
+        CumulativeAttention(prompt_queries),
+        *(Tier(f"int{bits}", keys=PerChannel(bits), values=PerToken(bits), store=DeviceMemory()) for bits in (4, 2)),
+        shares=shares,
+        budget=budget,
+        window_tokens=window_tokens,
+        period_tokens=period_tokens,
+        sink_tokens=sink_tokens,
+        recent_tokens=recent_tokens,
+        dtype=dtype,
+    )
+
+
 PRESETS: Final[Mapping[str, Callable[..., Policy]]] = MappingProxyType(
-    {preset.__name__: preset for preset in (full, sinks_recent, evict_only, qevict)}
+    {preset.__name__: preset for preset in (full, sinks_recent, evict_only, qevict, four_tiers)}
 )
 """Every preset by its name, as files and the command line call it."""

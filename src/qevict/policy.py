@@ -189,6 +189,7 @@ class Policy:
                 # One head_dim shows whether windows of that length can be encoded; the model's is checked at attach.
                 for quantizer in tier.codec:
                     quantizer.layout(self.window_tokens, 64)
+                    quantizer.shared_layout(64)
         check_needs(self.scorer)
         _check_newest(self)
         _check_positions(self)

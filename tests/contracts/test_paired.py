@@ -31,12 +31,14 @@ def test_pairs_and_channels_are_inverse() -> None:
 def test_levels_are_what_decoding_starts_from(kind: type[PerChannel] | type[PerToken], bits: int, window: int) -> None:
     """``x = zero + scale * level`` for every token and channel, two lanes of three slots."""
     quantizer = kind(bits)
-    assert quantizer.paired.reads_words(window)
+    paired = quantizer.paired
+    assert paired is not None
+    assert paired.reads_words(window)
     x = torch.randn(2, 6, window, 8)
     codes = quantizer.encode(x)
-    levels = quantizer.paired.levels(codes["codes"], window, 4).unflatten(0, (2, 2))
+    levels = paired.levels(codes["codes"], window, 4).unflatten(0, (2, 2))
     grid = levels.permute(0, 1, 4, 3, 2, 5).flatten(4).flatten(1, 2)
-    axis = -2 if quantizer.paired.per == "channel" else -1
+    axis = -2 if paired.per == "channel" else -1
     scale, zero = (codes[name].float().unsqueeze(axis) for name in ("scale", "zero"))
     torch.testing.assert_close(zero + scale * grid, quantizer.decode(codes, 8), rtol=1e-6, atol=1e-6)
     assert int(levels.max()) == 2**bits - 1

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from qevict.backends.reference import ReferenceAttention, gather
 from qevict.contracts.backend import Attended, Query, View
-from qevict.contracts.quantizer import Quantizer
+from qevict.contracts.quantizer import NOTHING_SHARED, Quantizer
 from qevict.contracts.values import Codes, Layout, Need
 from qevict.testing import BackendContract
 
@@ -136,7 +136,7 @@ class Rounded(Quantizer):
     def layout(self, window_tokens: int, head_dim: int) -> Layout:
         return self.inner.layout(window_tokens, head_dim)
 
-    def encode(self, x: Tensor) -> Codes:
+    def encode(self, x: Tensor, shared: Codes = NOTHING_SHARED) -> Codes:
         return self.inner.encode(x)
 
     def decode(self, codes: Codes, head_dim: int) -> Tensor:

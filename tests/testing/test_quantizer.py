@@ -8,7 +8,7 @@ import torch
 from tests.breaking import Break, breaks, laws_of, passes, report
 from torch import Tensor
 
-from qevict.contracts.quantizer import Quantizer
+from qevict.contracts.quantizer import NOTHING_SHARED, Origin, Quantizer
 from qevict.contracts.values import ArraySpec, Codes, Layout
 from qevict.errors import PolicyError
 from qevict.quantizers.affine import PerChannel, PerToken
@@ -28,7 +28,7 @@ class KeepsTheLast(PerToken):
 
     last: list[Tensor] = attrs.field(factory=list, repr=False)
 
-    def encode(self, x: Tensor) -> Codes:
+    def encode(self, x: Tensor, shared: Codes = NOTHING_SHARED) -> Codes:
         self.last[:] = [x.float()]
         return super().encode(x)
 
@@ -45,13 +45,13 @@ class OtherLayout(PerToken):
 
 @attrs.frozen
 class UntoldArray(PerToken):
-    def encode(self, x: Tensor) -> Codes:
+    def encode(self, x: Tensor, shared: Codes = NOTHING_SHARED) -> Codes:
         return {**super().encode(x), "norm": x.norm(dim=-1)}
 
 
 @attrs.frozen
 class WiderArray(PerToken):
-    def encode(self, x: Tensor) -> Codes:
+    def encode(self, x: Tensor, shared: Codes = NOTHING_SHARED) -> Codes:
         codes = super().encode(x)
         return {**codes, "scale": codes["scale"].float()}
 
@@ -60,34 +60,34 @@ class WiderArray(PerToken):
 class RoundsToNearest(PerToken):
     """A grid that is shifted off the data where an offset exceeds what fp16 resolves."""
 
-    def encode(self, x: Tensor) -> Codes:
+    def encode(self, x: Tensor, shared: Codes = NOTHING_SHARED) -> Codes:
         codes, low = super().encode(x), x.float().amin(-1)
         return {**codes, "zero": torch.nextafter(low.half(), torch.tensor(torch.inf, dtype=torch.float16))}
 
 
 @attrs.frozen
 class Floors(PerToken):
-    def encode(self, x: Tensor) -> Codes:
+    def encode(self, x: Tensor, shared: Codes = NOTHING_SHARED) -> Codes:
         codes = super().encode(x)
         return {**codes, "zero": codes["zero"] + codes["scale"] / 2}
 
 
 @attrs.frozen
 class WidensConstants(PerToken):
-    def encode(self, x: Tensor) -> Codes:
+    def encode(self, x: Tensor, shared: Codes = NOTHING_SHARED) -> Codes:
         codes = super().encode(x)
         return {**codes, "zero": codes["zero"] - 2**-20}
 
 
 @attrs.frozen
 class SharesAcrossWindows(PerToken):
-    def encode(self, x: Tensor) -> Codes:
+    def encode(self, x: Tensor, shared: Codes = NOTHING_SHARED) -> Codes:
         return super().encode(x.float() - x.float().mean(dim=1, keepdim=True))
 
 
 @attrs.frozen
 class SharesAcrossHeads(PerToken):
-    def encode(self, x: Tensor) -> Codes:
+    def encode(self, x: Tensor, shared: Codes = NOTHING_SHARED) -> Codes:
         return super().encode(x.float() + x.float().amax(dim=0, keepdim=True))
 
 
@@ -95,7 +95,7 @@ class SharesAcrossHeads(PerToken):
 class EncodesWithOneScale(PerToken):
     """Says that all heads have the scale of head 0."""
 
-    def encode(self, x: Tensor) -> Codes:
+    def encode(self, x: Tensor, shared: Codes = NOTHING_SHARED) -> Codes:
         codes = super().encode(x)
         return {**codes, "scale": codes["scale"][:1].expand_as(codes["scale"])}
 
@@ -116,7 +116,7 @@ class SaysItHasMoreBits(PerToken):
     def layout(self, window_tokens: int, head_dim: int) -> Layout:
         return PerToken(2).layout(window_tokens, head_dim)
 
-    def encode(self, x: Tensor) -> Codes:
+    def encode(self, x: Tensor, shared: Codes = NOTHING_SHARED) -> Codes:
         return PerToken(2).encode(x)
 
     def decode(self, codes: Codes, head_dim: int) -> Tensor:
@@ -125,13 +125,13 @@ class SaysItHasMoreBits(PerToken):
 
 @attrs.frozen
 class ComputesInTheModelsDtype(PerToken):
-    def encode(self, x: Tensor) -> Codes:
+    def encode(self, x: Tensor, shared: Codes = NOTHING_SHARED) -> Codes:
         return super().encode((x * 1.01 - x * 0.01).float())
 
 
 @attrs.frozen
 class ChangesItsInput(PerToken):
-    def encode(self, x: Tensor) -> Codes:
+    def encode(self, x: Tensor, shared: Codes = NOTHING_SHARED) -> Codes:
         return super().encode(x.add_(1))
 
 
@@ -171,6 +171,36 @@ class LooksAtItsScales(PerToken):
         return x if bool((codes["scale"] > 0).all()) else x + 0
 
 
+@attrs.frozen
+class SharesUntold(PerToken):
+    """Shares what its layout does not name."""
+
+    def fit(self, x: Tensor, origin: Origin) -> Codes:
+        return {"mean": x.float().mean((1, 2))}
+
+
+@attrs.frozen
+class SharesItsScale(PerToken):
+    """Under a name that each window has as well."""
+
+    def shared_layout(self, head_dim: int) -> Layout:
+        return {"scale": ArraySpec((head_dim,), torch.float32)}
+
+    def fit(self, x: Tensor, origin: Origin) -> Codes:
+        return {"scale": x.float().mean((1, 2))}
+
+
+@attrs.frozen
+class SharesOneMean(PerToken):
+    """The mean of all heads."""
+
+    def shared_layout(self, head_dim: int) -> Layout:
+        return {"mean": ArraySpec((head_dim,), torch.float32)}
+
+    def fit(self, x: Tensor, origin: Origin) -> Codes:
+        return {"mean": x.float().mean((0, 1, 2)).expand(x.shape[0], -1)}
+
+
 BREAKS = (
     Break("test_the_layout_refuses_politely", RefusesRudely(), "it raised IndexError: odd"),
     Break("test_the_layout_has_room_for_every_code", SaysItHasMoreBits(8), "1 x 64 codes of 8 bits need 512 bits"),
@@ -178,6 +208,9 @@ BREAKS = (
     Break("test_codes_are_what_the_layout_says", OtherLayout(), "layout says"),
     Break("test_codes_are_what_the_layout_says", UntoldArray(), "'norm'"),
     Break("test_codes_are_what_the_layout_says", WiderArray(), "'scale' is torch.float32"),
+    Break("test_what_is_shared_is_what_the_layout_says", SharesUntold(), "fit gave ['mean']"),
+    Break("test_what_is_shared_is_what_the_layout_says", SharesItsScale(), "belong to each window as well"),
+    Break("test_heads_are_fitted_apart", SharesOneMean(), "share other numbers"),
     Break("test_decoding_is_a_function_of_the_codes_alone", RandomDecode(), "decoding the same codes again"),
     Break("test_decoding_is_a_function_of_the_codes_alone", KeepsTheLast(), "gave other numbers"),
     Break("test_the_error_is_at_most_half_a_step", RoundsToNearest(), "came back as"),
@@ -213,7 +246,7 @@ def test_who_declares_not_to_be_idempotent_is_skipped_with_that_reason() -> None
 def test_only_windows_that_the_layout_accepts_are_encoded() -> None:
     @attrs.frozen
     class Counts(PerChannel):
-        def encode(self, x: Tensor) -> Codes:
+        def encode(self, x: Tensor, shared: Codes = NOTHING_SHARED) -> Codes:
             assert x.shape[-2] != 1
             return super().encode(x)
 
@@ -248,7 +281,7 @@ def test_a_grid_of_another_kind_brings_its_own_bound() -> None:
         def layout(self, window_tokens: int, head_dim: int) -> Layout:
             return {"sign": ArraySpec((window_tokens, head_dim), torch.int8), "most": ArraySpec((), torch.float32)}
 
-        def encode(self, x: Tensor) -> Codes:
+        def encode(self, x: Tensor, shared: Codes = NOTHING_SHARED) -> Codes:
             return {"sign": torch.where(x.float() < 0, -1, 1).to(torch.int8), "most": x.float().abs().amax((-1, -2))}
 
         def decode(self, codes: Codes, head_dim: int) -> Tensor:

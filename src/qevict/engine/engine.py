@@ -145,7 +145,7 @@ class Engine:
             self.forward = Forward(arrival, landing, look_at(self.wiring, self.clock, arrival))
         if len(self.layers) == index:
             check_sizes(self.wiring.geometry, incoming)
-            self.layers.append(Layer.open(self.wiring, incoming.query.shape[0], incoming.keys.device))
+            self.layers.append(Layer.open(self.wiring, index, incoming.query.shape[0], incoming.keys.device))
         assert self.forward is not None
         return self.forward
 

@@ -58,6 +58,7 @@ class Layer:
 
     Attributes:
         wiring: sizes and prices.
+        index: which of the layers that the policy rules it is.
         pools: the dense pool, then one for each encoded tier.
         sink_keys: ``[lanes, heads, sinks, head_dim]``.
         sink_values: likewise.
@@ -65,12 +66,15 @@ class Layer:
         regions: by pool and lane, the slots that belong to the lane; the regions of a pool follow one another.
         live: by pool and lane, the slots in use.
         hidden: by pool, what attention must not see: tokens of the dense pool, slots of the others.
+        shared: by pool, what the windows of a lane have in common as codes: arrays ``[heads, lanes, ...]``, which mean
+            nothing while a lane has no codes there.
         whole: every token is still held as the model gave it, or rounded once to the stored dtype.
         totals: windows moved so far.
         asked: queries that a scorer wants to see at the prompt's end, while it is read in pieces.
     """
 
     wiring: Wiring
+    index: int
     pools: tuple[Pool, ...]
     sink_keys: Tensor
     sink_values: Tensor
@@ -78,12 +82,13 @@ class Layer:
     regions: table.Counts
     live: table.Counts
     hidden: tuple[Tensor, ...]
+    shared: tuple[dict[str, Tensor], ...]
     whole: bool = True
     totals: Totals = attrs.field(factory=Totals)
     asked: Asked | None = None
 
     @classmethod
-    def open(cls, wiring: Wiring, rows: int, device: torch.device) -> "Layer":
+    def open(cls, wiring: Wiring, index: int, rows: int, device: torch.device) -> "Layer":
         """An empty layer for that many rows."""
         lanes = rows * wiring.lanes_per_row
         policy, geometry = wiring.policy, wiring.geometry
@@ -97,6 +102,7 @@ class Layer:
         state = policy.scorer.start(1, 0, device)
         return cls(
             wiring,
+            index,
             pools,
             sinks,
             sinks.clone(),
@@ -104,6 +110,13 @@ class Layer:
             regions=((0,) * lanes,) * wiring.segments,
             live=((0,) * lanes,) * wiring.segments,
             hidden=(torch.ones(0, dtype=torch.bool, device=device),) * wiring.segments,
+            shared=tuple(
+                {
+                    name: torch.zeros(wiring.heads, lanes, *spec.shape, dtype=spec.dtype, device=device)
+                    for name, spec in layout.items()
+                }
+                for layout in wiring.shared_layouts
+            ),
         )
 
     @property
@@ -117,7 +130,13 @@ class Layer:
         pools = sum(pool.nbytes for pool in self.pools)
         hidden = sum(mask.nbytes for mask in self.hidden)
         asked = 0 if self.asked is None else self.asked.nbytes
-        return pools + self.sink_keys.nbytes + self.sink_values.nbytes + self.records.nbytes + hidden + asked
+        sinks = self.sink_keys.nbytes + self.sink_values.nbytes
+        return pools + sinks + self.records.nbytes + hidden + asked + self.shared_bytes
+
+    @property
+    def shared_bytes(self) -> int:
+        """Bytes of what the windows of each lane have in common as codes."""
+        return sum(array.nbytes for own in self.shared for array in own.values())
 
     @property
     def coded(self) -> bool:
@@ -231,13 +250,20 @@ class Layer:
         for index, (keys, values) in enumerate(self.wiring.codecs, start=1):
             until = column + grid.widths[index]
             if until > column:
-                lent = self.pools[index].lend()
+                lent = self._codes(index)
                 own = slots[:, column:until, index]
                 own = own if grid.index is None else own.clamp(min=0)
                 codes = part(lent, "keys."), part(lent, "values.")
                 segments.append(EncodedSegment(keys, values, *codes, own, self.regions[index], self.hidden[index]))
             column = until
         return tuple(segments)
+
+    def _codes(self, segment: int) -> Codes:
+        """A pool's own arrays, and what each slot shares with its lane."""
+        lent, shared = self.pools[segment].lend(), self.shared[segment]
+        if not shared:
+            return lent
+        return {**lent, **{name: _per_slot(array, self.regions[segment]) for name, array in shared.items()}}
 
     def query(
         self,
@@ -287,6 +313,13 @@ class Layer:
 def rank_in_lane(lanes: Tensor) -> Tensor:
     """How many of the same lane came before, for lanes that ascend."""
     return torch.arange(lanes.shape[0], device=lanes.device) - torch.searchsorted(lanes, lanes)
+
+
+def _per_slot(lanes: Tensor, regions: Sequence[int]) -> Tensor:
+    """``[heads, lanes, ...]`` for each slot of each lane's region; a lane alone is not copied."""
+    if len(regions) == 1:
+        return lanes.expand(-1, regions[0], *lanes.shape[2:])
+    return lanes.repeat_interleave(to_device(regions, lanes.device), dim=1, output_size=sum(regions))
 
 
 def with_slack(need: int) -> int:

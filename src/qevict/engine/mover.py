@@ -10,6 +10,7 @@ from torch import Tensor
 
 from qevict.contracts.values import Codes
 from qevict.engine import records as table
+from qevict.engine import shared
 from qevict.engine.layer import Layer, part, with_slack
 from qevict.engine.stack import Stack
 from qevict.engine.tally import Move, Tally
@@ -88,8 +89,10 @@ def _carry(stack: Stack, move: Move, tally: Tally, source: int, target: int) -> 
     blocks = _read(stack, source, slots[lines, source].long().split(by_layer))
     into = stack.free_slots(target, stack.lane_of[lines])
     positions = _positions(stack, move, lines)
-    vectors = _decoded(stack, source, blocks, positions)
-    _write(stack, target, into.split(by_layer), _encoded(stack, target, vectors, positions))
+    vectors = _decoded(stack, source, {**blocks, **shared.by_line(stack, source, lines)}, positions)
+    shared.fit(stack, tally, source, target, vectors)
+    encoded = _encoded(stack, target, vectors, positions, shared.by_line(stack, target, lines))
+    _write(stack, target, into.split(by_layer), encoded)
     slots[lines, target] = into.int()
 
 
@@ -126,15 +129,21 @@ def _decoded(stack: Stack, source: int, block: Codes, positions: Tensor) -> tupl
     return keys.decode(part(block, "keys."), head_dim), values.decode(part(block, "values."), head_dim)
 
 
-def _encoded(stack: Stack, target: int, vectors: tuple[Tensor, Tensor], positions: Tensor) -> dict[str, Tensor]:
-    """What the target pool stores of pre-RoPE keys and of values."""
+def _encoded(
+    stack: Stack, target: int, vectors: tuple[Tensor, Tensor], positions: Tensor, common: Codes
+) -> dict[str, Tensor]:
+    """What the target pool stores of pre-RoPE keys and of values, which share what is in common."""
     wiring, (keys, values) = stack.wiring, vectors
     if target == 0:
         assert wiring.rotary is not None
         return {"keys": wiring.rotary.rotate(keys, positions), "values": values}
     for_keys, for_values = wiring.codecs[target - 1]
-    return {f"keys.{name}": array for name, array in for_keys.encode(keys).items()} | {
-        f"values.{name}": array for name, array in for_values.encode(values).items()
+    of_keys, of_values = (
+        for_keys.encode(keys, part(common, "keys.")),
+        for_values.encode(values, part(common, "values.")),
+    )
+    return {f"keys.{name}": array for name, array in of_keys.items()} | {
+        f"values.{name}": array for name, array in of_values.items()
     }
 
 

@@ -36,7 +36,8 @@ class Report:
             still coming, rows are below ``min_tokens``, the paper's accounting is billed, or the policy compresses once
             (``route_at="prompt"``) and more tokens have come.
         bytes_by_kind: exact bytes, which add up to ``exact_bytes``: windows in full precision, codes, scales and zero
-            points (whatever a code takes beyond its bits), ledger copies (codes of windows that live in a hotter tier),
+            points (whatever a code takes beyond its bits, and what the codes of a sequence share), ledger copies (codes
+            of windows that live in a hotter tier),
             free slots, sinks, waiting queries (of a prompt that is read in pieces, which the scorer wants to see at its
             end), scorer state, tables (identity, place, slots, extents), clock and rotary table, and the
             layers that are not ruled: those with a sliding window stay the library's own, outside of the budget.
@@ -143,6 +144,7 @@ def _bytes_by_kind(engine: Engine) -> dict[str, int]:
             kinds["scales and zero points"] += living[segment] * wiring.block_bytes[segment] - codes
             kinds["ledger copies"] += (sum(layer.live[segment]) - living[segment]) * wiring.block_bytes[segment]
         used = sum(sum(live) * block for live, block in zip(layer.live, wiring.block_bytes, strict=True))
+        kinds["scales and zero points"] += layer.shared_bytes
         kinds["free slots"] += sum(pool.nbytes for pool in layer.pools) - used
         kinds["sinks"] += _sink_bytes(layer)
         kinds["waiting queries"] += 0 if layer.asked is None else layer.asked.nbytes

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from qevict.engine import records as table
+from qevict.engine import shared
 from qevict.engine.engine import Engine
 from qevict.engine.landing import per_lane
 from qevict.engine.layer import Asked, Layer
@@ -46,6 +47,7 @@ def _select(layer: Layer, lanes: Sequence[int]) -> None:
         layer.repack(segment, own)
     index = to_device(lanes, layer.sink_keys.device)
     layer.sink_keys, layer.sink_values = layer.sink_keys[index], layer.sink_values[index]
+    shared.select(layer, index)
     if layer.asked is not None:
         layer.asked = Asked(layer.asked.vectors[index], layer.asked.positions[index])
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from qevict.engine import records as table
+from qevict.engine import shared
 from qevict.engine.engine import Engine
 from qevict.engine.layer import Layer, Totals, part
 from qevict.engine.records import Counts
@@ -88,6 +89,7 @@ def _tensors_of(layer: Layer) -> dict[str, Tensor]:
     columns = {name: getattr(records, name) for name in (*COLUMNS, "slots")}
     columns |= {f"state.{name}": column for name, column in records.state.items()}
     columns |= {"sinks.keys": layer.sink_keys, "sinks.values": layer.sink_values}
+    columns |= dict(shared.tensors(layer))
     found = {name: column.clone(memory_format=torch.contiguous_format) for name, column in columns.items()}
     for segment, pool in enumerate(layer.pools):
         blocks = pool.read(_owned(records.slots, segment, sum(layer.live[segment])))
@@ -116,7 +118,7 @@ def restore(engine: Engine, snapshot: Snapshot) -> None:
     clock.offset, clock.faults = tensors["clock.offset"], tensors["clock.faults"]
     clock.lengths = torch.tensor(clock.tokens, dtype=clock.offset.dtype, device=clock.offset.device)
     for index, own in enumerate(numbers.layers):
-        layer = Layer.open(engine.wiring, len(clock.tokens), clock.offset.device)
+        layer = Layer.open(engine.wiring, index, len(clock.tokens), clock.offset.device)
         _fill(layer, own, part(tensors, f"layers.{index}."))
         engine.layers.append(layer)
     hide(engine)
@@ -126,6 +128,7 @@ def _fill(layer: Layer, numbers: LayerNumbers, tensors: Mapping[str, Tensor]) ->
     layer.sink_keys, layer.sink_values = tensors["sinks.keys"], tensors["sinks.values"]
     layer.regions, layer.live, layer.whole = numbers.regions, numbers.live, numbers.whole
     layer.totals = Totals(*numbers.totals)
+    shared.refill(layer, tensors)
     layer.records = table.lay_out(
         numbers.counts,
         opened=numbers.opened,

@@ -32,6 +32,10 @@ def _layer_forms(wiring: Wiring, numbers: LayerNumbers) -> dict[str, ArraySpec]:
         for name, spec in layout.items():
             shape = (wiring.heads, sum(numbers.live[segment]), *spec.shape)
             found[f"pools.{segment}.{name}"] = ArraySpec(shape, spec.dtype)
+    for segment, layout in enumerate(wiring.shared_layouts):
+        for name, spec in layout.items():
+            shape = (wiring.heads, len(numbers.opened), *spec.shape)
+            found[f"shared.{segment}.{name}"] = ArraySpec(shape, spec.dtype)
     return found
 
 

@@ -75,7 +75,7 @@ class Wiring:
             PolicyError: a quantizer cannot pack windows of this head_dim, or the router reads a ranking that the scorer
                 does not offer.
         """
-        _ = self.layouts
+        _ = self.layouts, self.shared_layouts
         _check_rankings(self.policy.scorer, self.policy.router)
 
     @cached_property
@@ -87,6 +87,11 @@ class Wiring:
     def heads(self) -> int:
         """KV heads in one lane."""
         return self.geometry.kv_heads // self.lanes_per_row
+
+    def heads_of(self, lane: int) -> tuple[int, ...]:
+        """KV heads of a lane."""
+        first = lane % self.lanes_per_row * self.heads
+        return tuple(range(first, first + self.heads))
 
     @cached_property
     def codecs(self) -> tuple[tuple[Quantizer, Quantizer], ...]:
@@ -120,6 +125,22 @@ class Wiring:
         return ({"keys": dense, "values": dense}, *coded)
 
     @cached_property
+    def shared_layouts(self) -> tuple[Layout, ...]:
+        """Arrays that all windows of one KV head of a row have in common in each segment; keys and values apart."""
+        head_dim = self.geometry.head_dim
+        coded = (
+            {f"keys.{name}": spec for name, spec in keys.shared_layout(head_dim).items()}
+            | {f"values.{name}": spec for name, spec in values.shared_layout(head_dim).items()}
+            for keys, values in self.codecs
+        )
+        return ({}, *coded)
+
+    @cached_property
+    def shared_bytes(self) -> int:
+        """Bytes of one lane's shared arrays, of all segments."""
+        return self.heads * sum(map(layout_bytes, self.shared_layouts))
+
+    @cached_property
     def block_bytes(self) -> tuple[int, ...]:
         """Bytes of one window of one lane in each segment."""
         return tuple(self.heads * layout_bytes(layout) for layout in self.layouts)
@@ -149,8 +170,8 @@ class Wiring:
 
     @cached_property
     def lane_bytes(self) -> int:
-        """Bytes of bookkeeping per lane: extents of its segments, windows opened."""
-        return 2 * _INT64 * self.segments + _INT64
+        """Bytes per lane: extents of its segments, windows opened, and what its windows share as codes."""
+        return 2 * _INT64 * self.segments + _INT64 + self.shared_bytes
 
     @cached_property
     def row_bytes(self) -> int:

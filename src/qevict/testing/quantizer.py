@@ -5,62 +5,21 @@ import math
 from collections.abc import Sequence
 from typing import ClassVar
 
-import attrs
 import torch
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 from torch import Tensor
 
-from qevict.contracts.quantizer import Quantizer
-from qevict.contracts.values import Layout, layout_bytes
+from qevict.contracts.quantizer import Origin, Quantizer, for_windows
+from qevict.contracts.values import Codes, Layout, layout_bytes
 from qevict.errors import PolicyError
 from qevict.testing.contract import RegisteredContract, declares, law, plain_law
 from qevict.testing.operators import Operators
-from qevict.testing.values import copied, gap, normal, require, same_bits, same_values, uniform
-
-SHAPES = ((1, 64), (2, 32), (4, 16), (8, 8), (8, 64), (5, 96), (3, 5), (16, 40), (32, 128))
-"""Window tokens and channels of the cases; a quantizer is tried on those that its ``layout`` accepts."""
+from qevict.testing.quantizing import SHAPES, QuantizerCase
+from qevict.testing.values import copied, gap, normal, require, same_bits, same_values
 
 _ROUNDING = 2.0**-22
 """What a few operations in fp32 may add to an error, relative to the largest number."""
-
-
-@attrs.frozen
-class QuantizerCase:
-    """Windows of numbers, each channel and token with the full range of its window.
-
-    Every window and head has a magnitude of its own, half of the one before: none can do with the scale of another.
-
-    Attributes:
-        window_tokens: tokens of a window.
-        head_dim: channels.
-        heads: heads that are encoded together.
-        windows: windows that are encoded together.
-        offset: the smallest number of the first window; large beside the spread, as where keys have a bias.
-        spread: the largest number of the first window less the smallest.
-        dtype: dtype of the model.
-        seed: decides the numbers.
-    """
-
-    window_tokens: int
-    head_dim: int
-    heads: int
-    windows: int
-    offset: float
-    spread: float
-    dtype: torch.dtype
-    seed: int
-
-    def numbers(self) -> Tensor:
-        """``[heads, windows, window, head_dim]``."""
-        shares = uniform(self.seed, self.heads, self.windows, self.window_tokens, self.head_dim)
-        diagonal = torch.arange(max(self.window_tokens, self.head_dim))
-        token, channel = diagonal % self.window_tokens, diagonal % self.head_dim
-        shares[..., (token + 1) % self.window_tokens, channel] = 0.0
-        shares[..., token, channel] = 1.0
-        shares[..., 0, 0] = 0.0 if self.window_tokens == 1 else 1.0
-        magnitudes = 0.5 ** torch.arange(self.heads * self.windows).view(self.heads, self.windows, 1, 1)
-        return (magnitudes * (self.offset + self.spread * shares)).to(self.dtype)
 
 
 class QuantizerContract(RegisteredContract[Quantizer, QuantizerCase]):
@@ -135,28 +94,42 @@ class QuantizerContract(RegisteredContract[Quantizer, QuantizerCase]):
     @law("decode rebuilds, in fp32, the windows that layout accepts.")
     def test_it_rebuilds_what_its_layout_accepts(self, case: QuantizerCase) -> None:
         x = self._numbers(case)
-        decoded = self.part.decode(self.part.encode(x), case.head_dim)
+        decoded = self._back(x)
         require(decoded.shape == x.shape, f"{tuple(x.shape)} came back as {tuple(decoded.shape)}")
         require(decoded.dtype == torch.float32, f"decode gave {decoded.dtype}; it rebuilds in fp32")
 
     @law("The arrays of a code are those of layout, so bytes are exact before anything is encoded.")
     def test_codes_are_what_the_layout_says(self, case: QuantizerCase) -> None:
-        codes, layout = self.part.encode(self._numbers(case)), self._layout(case)
-        require(codes.keys() == layout.keys(), f"layout names {sorted(layout)}, encode gave {sorted(codes)}")
-        for name, spec in layout.items():
-            given, wanted = tuple(codes[name].shape), (case.heads, case.windows, *spec.shape)
-            require(codes[name].dtype == spec.dtype, f"{name!r} is {codes[name].dtype}, layout says {spec.dtype}")
-            require(given == wanted, f"{name!r} has shape {given}, layout says {wanted}")
+        x, layout = self._numbers(case), self._layout(case)
+        codes = self.part.encode(x, self._shared(x))
+        _check_arrays(codes, layout, (case.heads, case.windows), "layout", "encode")
         stored = sum(array.clone().contiguous().untyped_storage().nbytes() for array in codes.values())
         told = case.heads * case.windows * sum(math.prod(each.shape) * each.dtype.itemsize for each in layout.values())
         require(stored == told, f"the codes take {stored} bytes, layout says {told}")
 
+    @law("What fit gives are the arrays of shared_layout, none of which is one of layout.")
+    def test_what_is_shared_is_what_the_layout_says(self, case: QuantizerCase) -> None:
+        x, layout = self._numbers(case), self.part.shared_layout(case.head_dim)
+        _check_arrays(self.part.fit(x, _origin(x)), layout, (case.heads,), "shared_layout", "fit")
+        both = layout.keys() & self._layout(case).keys()
+        require(not both, f"{sorted(both)} are shared, and belong to each window as well")
+
+    @law("What a KV head's windows share depends on that head alone.")
+    def test_heads_are_fitted_apart(self, case: QuantizerCase) -> None:
+        x = self._numbers(case)
+        x = torch.cat((x, (-0.5 * x.float()).to(x.dtype)), dim=0)
+        together = self.part.fit(x, _origin(x))
+        for head in range(x.shape[0]):
+            alone = self.part.fit(x[head : head + 1], Origin(0, (head,)))
+            among = {name: array[head : head + 1] for name, array in together.items()}
+            require(same_values(alone, among), f"alone, the windows of head {head} share other numbers")
+
     @law("decode is a function of the codes alone, bit-identical each time.")
     def test_decoding_is_a_function_of_the_codes_alone(self, case: QuantizerCase) -> None:
         """Again, from copies, by an equal quantizer, and after something else was encoded."""
-        twin, codes = self.twin(), self.part.encode(self._numbers(case))
+        twin, codes = self.twin(), self._codes(self._numbers(case))
         first, copies = self.part.decode(codes, case.head_dim).clone(), copied(codes)
-        self.part.encode(3 * self._numbers(case) + 1)
+        self._codes(3 * self._numbers(case) + 1)
         require(same_values(codes, copies), "decode, or a later encode, changed the codes")
         again = self.part.decode(codes, case.head_dim)
         require(same_bits(again, first), f"decoding the same codes again gave other numbers: {gap(again, first)}")
@@ -166,7 +139,7 @@ class QuantizerContract(RegisteredContract[Quantizer, QuantizerCase]):
     @law("|decode(encode(x)) - x| is at most half a step of the stored grid; a grid is never shifted off the data.")
     def test_the_error_is_at_most_half_a_step(self, case: QuantizerCase) -> None:
         x = self._numbers(case)
-        decoded = self.part.decode(self.part.encode(x), case.head_dim)
+        decoded = self._back(x)
         error, bound = (decoded.double() - x.double()).abs().cpu(), self.error_bound(x.double().cpu())
         excess = (error - bound).nan_to_num(nan=torch.inf)
         worst = int(excess.argmax())
@@ -174,13 +147,16 @@ class QuantizerContract(RegisteredContract[Quantizer, QuantizerCase]):
         allowed = float(bound.expand_as(error).flatten()[worst])
         require(excess.max() <= 0, f"{finding}; an error of {allowed:.3g} is allowed")
 
-    @law("A group that is constant, and representable in the parameters' dtype, comes back exactly.")
+    @law(
+        "A window that is constant, and representable in the parameters' dtype, comes back exactly.",
+        given_that=declares("keeps_constants"),
+    )
     def test_a_constant_comes_back_exactly(self, case: QuantizerCase) -> None:
         """A window of one small number, beside others."""
         x = self._numbers(case).float()
         constant = (case.seed % 257 - 128) / 4 if case.seed % 3 else 0.0
         x[:, 0] = constant
-        back = self.part.decode(self.part.encode(x), case.head_dim)[:, 0]
+        back = self._back(x)[:, 0]
         off = gap(back, torch.full_like(back, constant))
         require((back == constant).all(), f"a window of {constant} everywhere came back otherwise: {off}")
 
@@ -189,44 +165,59 @@ class QuantizerContract(RegisteredContract[Quantizer, QuantizerCase]):
         x = self._numbers(case)
         x = torch.cat((x, (100 * x.float() + 1).clamp(-6e4, 6e4).to(x.dtype)), dim=1)
         x = torch.cat((x, (-0.5 * x.float()).to(x.dtype)), dim=0)
-        codes = self.part.encode(x)
+        shared = self._shared(x)
+        codes = self.part.encode(x, shared)
         for window in range(x.shape[1]):
             head = window % x.shape[0]
-            alone = self.part.encode(x[head : head + 1, window : window + 1])
-            among = {name: array[head : head + 1, window : window + 1] for name, array in codes.items()}
+            alone = self.part.encode(x[head : head + 1, window : window + 1], _one(shared, head, window))
+            among = _one(codes, head, window)
             require(same_values(alone, among), f"alone, window {window} of head {head} has other codes")
 
     @law("encode computes in fp32, and leaves its input alone.")
     def test_encoding_computes_in_fp32(self, case: QuantizerCase) -> None:
         x = self._numbers(case)
         before = x.clone()
-        codes = self.part.encode(x)
+        codes = self._codes(x)
         require(same_bits(x, before), "encode changed its input")
-        wanted = self.part.encode(before.float())
+        wanted = self._codes(before.float())
         require(same_values(codes, wanted), f"the same numbers have other codes in {case.dtype} than in fp32")
 
     @law("min_snr_db is the signal-to-noise ratio that standard normal input is promised.")
     def test_the_promised_signal_to_noise_ratio_is_kept(self, case: QuantizerCase) -> None:
         windows = 1 + 8192 // (case.window_tokens * case.head_dim)
         x = normal(case.seed, 1, windows, case.window_tokens, case.head_dim).to(self.device)
-        noise = (self.part.decode(self.part.encode(x), case.head_dim) - x).double()
+        noise = (self._back(x) - x).double()
         snr_db = 10 * math.log10(float(x.double().square().mean()) / max(float(noise.square().mean()), 1e-30))
         promised = self.part.min_snr_db
         require(snr_db >= promised - 0.2, f"{promised:.2f} dB are promised, {snr_db:.2f} dB were measured")
 
     @law("Encoding a decoded window again gives the same codes.", given_that=declares("idempotent"))
     def test_encoding_again_gives_the_same_codes(self, case: QuantizerCase) -> None:
-        codes = self.part.encode(self._numbers(case))
-        again = self.part.encode(self.part.decode(codes, case.head_dim))
-        for name, array in codes.items():
+        x = self._numbers(case)
+        shared, codes = self._shared(x), self._codes(x)
+        again = self.part.encode(self.part.decode(codes, case.head_dim), shared)
+        for name, array in self.part.encode(x, shared).items():
             require(same_bits(again[name], array), f"{name!r} differs at the second time: {gap(again[name], array)}")
 
     @law("No host synchronisation: steps between events decode.")
     def test_the_host_never_waits(self, case: QuantizerCase) -> None:
         x = self._numbers(case)
         with Operators() as operators:
-            self.part.decode(self.part.encode(x), case.head_dim)
+            self._back(x)
         require(not operators.waits, f"it waits for the device: {', '.join(sorted(operators.waits))}")
+
+    def _shared(self, x: Tensor) -> Codes:
+        """What the windows share, if they are all of one row."""
+        return for_windows(self.part.fit(x, _origin(x)), x.shape[1])
+
+    def _codes(self, x: Tensor) -> Codes:
+        """Everything that decode is given of windows that are all of one row."""
+        shared = self._shared(x)
+        return {**self.part.encode(x, shared), **shared}
+
+    def _back(self, x: Tensor) -> Tensor:
+        """What becomes of numbers that are encoded and decoded."""
+        return self.part.decode(self._codes(x), x.shape[3])
 
     def _numbers(self, case: QuantizerCase) -> Tensor:
         return case.numbers().to(self.device)
@@ -255,3 +246,21 @@ class QuantizerContract(RegisteredContract[Quantizer, QuantizerCase]):
         floats = [torch.finfo(spec.dtype) for spec in layout.values() if spec.dtype.is_floating_point]
         coarse = max((each.eps for each in floats), default=_ROUNDING)
         return coarse, max((each.tiny * each.eps for each in floats), default=0.0)
+
+
+def _origin(x: Tensor) -> Origin:
+    return Origin(0, tuple(range(x.shape[0])))
+
+
+def _one(arrays: Codes, head: int, window: int) -> Codes:
+    """One window of one head."""
+    return {name: array[head : head + 1, window : window + 1] for name, array in arrays.items()}
+
+
+def _check_arrays(given: Codes, layout: Layout, leading: tuple[int, ...], says: str, gave: str) -> None:
+    """Arrays have the names, shapes and dtypes of a layout."""
+    require(given.keys() == layout.keys(), f"{says} names {sorted(layout)}, {gave} gave {sorted(given)}")
+    for name, spec in layout.items():
+        shape, wanted = tuple(given[name].shape), (*leading, *spec.shape)
+        require(given[name].dtype == spec.dtype, f"{name!r} is {given[name].dtype}, {says} says {spec.dtype}")
+        require(shape == wanted, f"{name!r} has shape {shape}, {says} says {wanted}")

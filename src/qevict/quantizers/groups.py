@@ -1,0 +1,74 @@
+"""Which numbers of a window share a scale and a zero point. Windows lie channel by channel: ``[head_dim, window]``."""
+
+from abc import ABC, abstractmethod
+
+import attrs
+from torch import Tensor
+
+
+class Groups(ABC):
+    """How a window falls into groups."""
+
+    @property
+    @abstractmethod
+    def whole(self) -> bool:
+        """A group is a whole channel of a window, or a whole token of a head."""
+
+    @abstractmethod
+    def count(self, window_tokens: int, head_dim: int) -> int:
+        """Groups of one window."""
+
+    @abstractmethod
+    def ends(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The smallest and the largest number of each group of ``[..., head_dim, window]``: ``[..., groups]``."""
+
+    @abstractmethod
+    def spread(self, numbers: Tensor, head_dim: int) -> Tensor:
+        """``[..., groups]`` so that they broadcast with ``[..., head_dim, window]``."""
+
+
+@attrs.frozen
+class ByChannel(Groups):
+    """Each channel is a group, over the tokens of a window."""
+
+    @property
+    def whole(self) -> bool:
+        return True
+
+    def count(self, window_tokens: int, head_dim: int) -> int:
+        return head_dim
+
+    def ends(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return x.amin(-1), x.amax(-1)
+
+    def spread(self, numbers: Tensor, head_dim: int) -> Tensor:
+        return numbers.unsqueeze(-1)
+
+
+@attrs.frozen
+class ByToken(Groups):
+    """Each token is a group, or several of neighbouring channels.
+
+    Attributes:
+        channels: of a group; None for all of them.
+    """
+
+    channels: int | None
+
+    @property
+    def whole(self) -> bool:
+        return self.channels is None
+
+    def count(self, window_tokens: int, head_dim: int) -> int:
+        return window_tokens * (head_dim // (self.channels or head_dim))
+
+    def ends(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        grouped = x.unflatten(-2, (-1, self.channels or x.shape[-2]))
+        return grouped.amin(-2).flatten(-2), grouped.amax(-2).flatten(-2)
+
+    def spread(self, numbers: Tensor, head_dim: int) -> Tensor:
+        if self.channels is None:
+            return numbers.unsqueeze(-2)
+        groups = numbers.unflatten(-1, (head_dim // self.channels, -1)).unsqueeze(-2)
+        spread: Tensor = groups.expand(*groups.shape[:-2], self.channels, -1).flatten(-3, -2)
+        return spread

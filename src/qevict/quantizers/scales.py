@@ -1,0 +1,176 @@
+"""How scales and zero points are stored: as numbers, for each window or once, or on a grid of their own."""
+
+from abc import ABC, abstractmethod
+
+import attrs
+import torch
+from torch import Tensor
+
+from qevict.contracts.quantizer import NOTHING_SHARED
+from qevict.contracts.values import ArraySpec, Codes, Layout
+from qevict.errors import PolicyError
+from qevict.quantizers.packing import CODES_PER_GROUP, pack, packed_bytes, unpack
+from qevict.quantizers.rounding import round_down, round_up
+
+
+class Scales(ABC):
+    """Stores a grid for each group that covers its numbers: the zero point is rounded down, then the scale up."""
+
+    @property
+    def plain(self) -> bool:
+        """What is stored are numbers, in arrays ``scale`` and ``zero``."""
+        return False
+
+    @property
+    def by_window(self) -> bool:
+        """The grid of a group covers the numbers of its own window, and no others."""
+        return True
+
+    @abstractmethod
+    def layout(self, groups: int) -> Layout:
+        """The arrays that each window stores for that many groups.
+
+        Raises:
+            PolicyError: they do not fill whole bytes.
+        """
+
+    def shared_layout(self, groups: int) -> Layout:
+        """The arrays that all windows of a KV head have in common."""
+        return {}
+
+    def fit(self, low: Tensor, high: Tensor, steps: int) -> Codes:
+        """The shared arrays, for grids of that many steps from ``low`` to ``high``: ``[heads, groups]`` in fp32."""
+        return NOTHING_SHARED
+
+    @abstractmethod
+    def cover(self, low: Tensor, high: Tensor, steps: int) -> Codes:
+        """The arrays of each window, likewise: ``[..., groups]``."""
+
+    @abstractmethod
+    def read(self, codes: Codes) -> tuple[Tensor, Tensor]:
+        """Zero points and scales in fp32, ``[..., groups]``, from both kinds of arrays."""
+
+
+@attrs.frozen
+class Plain(Scales):
+    """Both as numbers of one dtype."""
+
+    dtype: torch.dtype
+
+    @property
+    def plain(self) -> bool:
+        return True
+
+    def layout(self, groups: int) -> Layout:
+        return {"scale": ArraySpec((groups,), self.dtype), "zero": ArraySpec((groups,), self.dtype)}
+
+    def cover(self, low: Tensor, high: Tensor, steps: int) -> Codes:
+        zero = round_down(low, self.dtype)
+        return {"scale": round_up((high - zero.float()) / steps, self.dtype), "zero": zero}
+
+    def read(self, codes: Codes) -> tuple[Tensor, Tensor]:
+        return codes["zero"].float(), codes["scale"].float()
+
+
+@attrs.frozen
+class PerSequence(Scales):
+    """The windows of a KV head have their grids in common.
+
+    Attributes:
+        own: how these are stored.
+    """
+
+    own: Scales
+
+    @property
+    def plain(self) -> bool:
+        return self.own.plain
+
+    @property
+    def by_window(self) -> bool:
+        return False
+
+    def layout(self, groups: int) -> Layout:
+        return {}
+
+    def shared_layout(self, groups: int) -> Layout:
+        return self.own.layout(groups)
+
+    def fit(self, low: Tensor, high: Tensor, steps: int) -> Codes:
+        return self.own.cover(low, high, steps)
+
+    def cover(self, low: Tensor, high: Tensor, steps: int) -> Codes:
+        return {}
+
+    def read(self, codes: Codes) -> tuple[Tensor, Tensor]:
+        return self.own.read(codes)
+
+
+@attrs.frozen
+class SecondLevel(Scales):
+    """Both as codes of a few bits: one grid over all zero points of a window, and one over all its scales.
+
+    The two grids are stored by their least number and their step: ``zero_range`` and ``scale_range``.
+
+    Attributes:
+        bits: of a scale, and of a zero point.
+        dtype: of the ranges.
+    """
+
+    bits: int
+    dtype: torch.dtype
+
+    def layout(self, groups: int) -> Layout:
+        if groups % CODES_PER_GROUP[self.bits]:
+            msg = (
+                f"{groups} scales of {self.bits} bits do not fill whole bytes; they must be a multiple of "
+                f"{CODES_PER_GROUP[self.bits]}: change window_tokens, or use scale_bits=8"
+            )
+            raise PolicyError(msg)
+        codes, ends = ArraySpec((packed_bytes(groups, self.bits),), torch.uint8), ArraySpec((2,), self.dtype)
+        return {"scale": codes, "scale_range": ends, "zero": codes, "zero_range": ends}
+
+    def cover(self, low: Tensor, high: Tensor, steps: int) -> Codes:
+        zero_range = self._range(low)
+        zeros = self._at_most(low, zero_range)
+        needed = (high - _on(zero_range, zeros)) / steps
+        scale_range = self._range(needed)
+        scales = self._at_least(needed, scale_range)
+        return {
+            "scale": pack(scales.to(torch.uint8), self.bits),
+            "scale_range": scale_range,
+            "zero": pack(zeros.to(torch.uint8), self.bits),
+            "zero_range": zero_range,
+        }
+
+    def read(self, codes: Codes) -> tuple[Tensor, Tensor]:
+        zeros, scales = unpack(codes["zero"], self.bits), unpack(codes["scale"], self.bits)
+        return _on(codes["zero_range"], zeros), _on(codes["scale_range"], scales)
+
+    @property
+    def _top(self) -> int:
+        return (1 << self.bits) - 1
+
+    def _range(self, x: Tensor) -> Tensor:
+        """Least number and step of a grid that covers ``[..., groups]``."""
+        least = round_down(x.amin(-1), self.dtype)
+        return torch.stack((least, round_up((x.amax(-1) - least.float()) / self._top, self.dtype)), dim=-1)
+
+    def _at_most(self, x: Tensor, ends: Tensor) -> Tensor:
+        codes = _places(x, ends).floor_().clamp_(0, self._top)
+        return codes.sub_((_on(ends, codes) > x).float()).clamp_(min=0)
+
+    def _at_least(self, x: Tensor, ends: Tensor) -> Tensor:
+        codes = _places(x, ends).ceil_().clamp_(0, self._top)
+        return codes.add_((_on(ends, codes) < x).float()).clamp_(max=self._top)
+
+
+def _places(x: Tensor, ends: Tensor) -> Tensor:
+    least, step = ends.float().unsqueeze(-2).unbind(-1)
+    return (x - least) / torch.where(step > 0, step, 1)
+
+
+def _on(ends: Tensor, codes: Tensor) -> Tensor:
+    """The numbers that codes stand for."""
+    least, step = ends.float().unsqueeze(-2).unbind(-1)
+    return torch.addcmul(least, codes.float(), step)
