@@ -22,9 +22,9 @@ POLICIES: tuple[Policy, ...] = (
 )
 
 
-@pytest.fixture(scope="module")
-def model() -> Any:
-    return tiny()
+@pytest.fixture(scope="module", params=["sdpa", "eager"])
+def model(request: pytest.FixtureRequest) -> Any:
+    return tiny(impl=request.param)
 
 
 def ids(tokens: int, seed: int = 0) -> torch.Tensor:

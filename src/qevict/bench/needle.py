@@ -135,4 +135,3 @@ def _score(report: Report, nats: Tensor, lead_tokens: int) -> Score:
     full = report.full_bytes
     shares = report.exact_bytes / full, report.paper_bytes / full
     return Score(float(nats[lead_tokens:].mean()), float(nats.mean()), *shares)
-

@@ -47,11 +47,12 @@ class Recording:
             UnsupportedOperationError: the prompt has pads, or layers of the library, which have dropped tokens already.
         """
         held = self.incoming[0].query.shape[2] if self.incoming else 0
+        valid = self.incoming[0].valid if self.incoming else None
         if not 1 <= tokens <= held:
             msg = f"a recording of {held} tokens can be cut behind 1 ... {held} of them, got {tokens}"
             raise InputError(msg)
-        if self.others or self.incoming[0].valid is not None:
-            msg = "a recording with pads, or of a model with sliding windows, cannot be cut; record the first tokens alone"
+        if self.others or (valid is not None and not valid.all()):
+            msg = "a recording with pads, or of sliding windows, cannot be cut; record the first tokens alone"
             raise UnsupportedOperationError(msg)
         return Recording(tuple(_first(layer, tokens) for layer in self.incoming))
 
@@ -89,7 +90,15 @@ class Recording:
 def _first(layer: Incoming, tokens: int) -> Incoming:
     """What a layer was given of the first tokens."""
     query, keys, values = (part[:, :, :tokens] for part in (layer.query, layer.keys, layer.values))
-    return attrs.evolve(layer, query=query, keys=keys, values=values, position_ids=layer.position_ids[:, :tokens])
+    return attrs.evolve(
+        layer,
+        query=query,
+        keys=keys,
+        values=values,
+        valid=None if layer.valid is None else layer.valid[:, :tokens],
+        visible=None if layer.visible is None else layer.visible.clamp(max=tokens),
+        position_ids=layer.position_ids[:, :tokens],
+    )
 
 
 def _forms(layers: Mapping[int, Any]) -> dict[int, tuple[type, object]]:

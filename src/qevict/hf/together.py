@@ -76,6 +76,8 @@ def _row(incoming: Incoming, row: int, rows: int) -> Incoming:
         query=incoming.query[own],
         keys=incoming.keys[own],
         values=incoming.values[own],
+        valid=None if incoming.valid is None else incoming.valid[own],
+        visible=None if incoming.visible is None else incoming.visible[own],
         position_ids=incoming.position_ids[own] if incoming.position_ids.shape[0] == rows else incoming.position_ids,
         native=native,
     )

@@ -1,23 +1,17 @@
 """Tasks whose answer is a fact that is hidden in prose."""
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from qevict.bench.needles import document, load_needles
 from qevict.bench.zoo.prompts import Piece, Prompt
 from qevict.bench.zoo.texts import LONG, hide_all, prose
 
-_PEOPLE = (
-    "Adela Bertram Cosima Dorian Edmund Felicity Gideon Harriet Isidore Josephine Konrad Lavinia Mortimer Nerissa "
-    "Oswald Petra Quentin Rosalind Silas Tabitha Ulric Viola Wilfred Xenia"
-).split()
-_TOWNS = (
-    "Amsterdam Bristol Cologne Dublin Edinburgh Florence Geneva Hamburg Istanbul Kingston Lisbon Madrid Naples Oxford "
-    "Prague Quebec Rome Stockholm Toronto Venice Warsaw York"
-).split()
-_PLACES = "chapel,orchard,cellar,library,stable,kitchen,tower,gallery,attic,dairy,forge,nursery".split(",")
-_TREASURES = "silver flute,ivory box,blue lantern,brass telescope,marble bust,velvet cloak,copper bell,jade ring".split(",")
-_STOCKS = "lamps,barrels,blankets,candles,ropes,lanterns,saddles,bottles".split(",")
+_PEOPLE = ["Adela", "Bertram", "Cosima", "Dorian", "Edmund", "Felicity", "Gideon", "Harriet", "Isidore", "Josephine", "Konrad", "Lavinia", "Mortimer", "Nerissa", "Oswald", "Petra", "Quentin", "Rosalind", "Silas", "Tabitha", "Ulric", "Viola", "Wilfred", "Xenia"]
+_TOWNS = ["Amsterdam", "Bristol", "Cologne", "Dublin", "Edinburgh", "Florence", "Geneva", "Hamburg", "Istanbul", "Kingston", "Lisbon", "Madrid", "Naples", "Oxford", "Prague", "Quebec", "Rome", "Stockholm", "Toronto", "Venice", "Warsaw", "York"]
+_PLACES = ["chapel", "orchard", "cellar", "library", "stable", "kitchen", "tower", "gallery", "attic", "dairy", "forge", "nursery"]
+_TREASURES = ["silver flute", "ivory box", "blue lantern", "brass telescope", "marble bust", "velvet cloak", "copper bell", "jade ring"]
+_STOCKS = ["lamps", "barrels", "blankets", "candles", "ropes", "lanterns", "saddles", "bottles"]
 
 
 def needles(length: str) -> Iterator[Prompt]:

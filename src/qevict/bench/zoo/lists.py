@@ -6,32 +6,31 @@ from collections.abc import Iterator
 from qevict.bench.zoo.prompts import Piece, Prompt
 from qevict.bench.zoo.texts import SHORT
 
-_WORDS = (
-    "apple bridge candle dragon engine forest garden hammer island jacket kitchen ladder mirror needle orange pencil "
-    "rabbit saddle tunnel valley window yellow anchor basket carpet desert eagle finger guitar harbor iron jewel lemon "
-    "marble ocean pepper river silver table violin"
-).split()
-_ONCE, _OFTEN = 4, 24
+_WORDS = ["apple", "bridge", "candle", "dragon", "engine", "forest", "garden", "hammer", "island", "jacket", "kitchen", "ladder", "mirror", "needle", "orange", "pencil", "rabbit", "saddle", "tunnel", "valley", "window", "yellow", "anchor", "basket", "carpet", "desert", "eagle", "finger", "guitar", "harbor", "iron", "jewel", "lemon", "marble", "ocean", "pepper", "river", "silver", "table", "violin"]
+_DISTINCT, _RARE, _OFTEN = 10, 21, 200
 _GAUGES = ("pressure gauge", "thermometer", "water meter", "oil gauge", "barometer", "rain gauge")
 _MACHINES = ("pump", "engine", "boiler", "mill", "crane", "furnace")
 _ENTRIES = {"900": 14, "3000": 46}
 
 
 def common_words(length: str, count: int) -> Iterator[Prompt]:
-    """A list of words in which one stands six times as often as any other (RULER, arXiv 2404.06654, CWE, made easier)."""
+    """A list of ten words, one of which stands more often than all others together.
+
+    After RULER's common words (arXiv 2404.06654), made easier for a small model.
+    """
     rounds = 1 if length == SHORT else 3
     for place in range(count):
         chance = random.Random(f"common words/{length}/{place}")
-        common, *others = chance.sample(_WORDS, len(_WORDS))
-        listed = [common] * (_OFTEN * rounds) + others * (_ONCE * rounds)
+        common, *others = chance.sample(_WORDS, _DISTINCT)
+        listed = [common] * (_OFTEN * rounds) + others * (_RARE * rounds)
         chance.shuffle(listed)
         yield Prompt(
             "common words",
             length,
             place,
             "Here is a list of words: " + ", ".join(listed) + ".",
-            "Which word appears most often in the list?",
-            (Piece("The word that appears most often in the list is", scored=False), Piece(f" {common}", scored=True)),
+            "Repeat the most common word of the list.",
+            (Piece("The most common word, repeated:", scored=False), Piece(f" {common}", scored=True)),
         )
 
 

@@ -56,6 +56,11 @@ class Prompt:
         return f"{self.task}/{self.length}/{self.place}"
 
     @property
+    def modes(self) -> tuple[str, ...]:
+        """A text that goes on has no question to be seen."""
+        return (UNSEEN, SEEN) if self.question else (UNSEEN,)
+
+    @property
     def answer(self) -> str:
         """The scored pieces alone."""
         return "".join(piece.text for piece in self.reply if piece.scored)
@@ -98,7 +103,9 @@ def _read_text(tokenizer: Any, prompt: Prompt) -> Reading:
     ids = tokenizer(prompt.text)["input_ids"]
     cut = min(CONTEXT_TOKENS[prompt.length], len(ids) - NEXT_TOKENS - 1)
     if cut < 1:
-        raise ModelError(f"{prompt.key} has {len(ids)} tokens, too few to score the last {NEXT_TOKENS}; take longer texts")
+        raise ModelError(
+            f"{prompt.key} has {len(ids)} tokens, too few to score the last {NEXT_TOKENS}; take longer texts"
+        )
     until = cut + 1 + NEXT_TOKENS
     return Reading(tuple(ids[:until]), {UNSEEN: cut}, tuple(range(cut + 1, until)))
 
