@@ -89,9 +89,9 @@ class Scene:
     def front(self, contender: Contender) -> bool | None:
         """True: nobody with as many bytes or fewer has a lower mean. False: somebody is better beyond doubt.
 
-        None: somebody has a lower mean, but the interval holds zero.
+        None: somebody has a lower mean, but the interval holds zero; or there is one prompt alone.
         """
-        own, best = self.share(contender), True
+        own, best = self.share(contender), len(self.seen[contender]) > 1
         for other in self.seen:
             if other != contender and self.share(other) <= own + SLACK:
                 found = self.difference(other, contender)

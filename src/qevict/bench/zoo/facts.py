@@ -5,17 +5,11 @@ from collections.abc import Iterator
 
 from qevict.bench.needles import document, load_needles
 from qevict.bench.zoo.prompts import Piece, Prompt
-from qevict.bench.zoo.texts import LONG, hide_all, prose
-
-_PEOPLE = ["Adela", "Bertram", "Cosima", "Dorian", "Edmund", "Felicity", "Gideon", "Harriet", "Isidore", "Josephine", "Konrad", "Lavinia", "Mortimer", "Nerissa", "Oswald", "Petra", "Quentin", "Rosalind", "Silas", "Tabitha", "Ulric", "Viola", "Wilfred", "Xenia"]
-_TOWNS = ["Amsterdam", "Bristol", "Cologne", "Dublin", "Edinburgh", "Florence", "Geneva", "Hamburg", "Istanbul", "Kingston", "Lisbon", "Madrid", "Naples", "Oxford", "Prague", "Quebec", "Rome", "Stockholm", "Toronto", "Venice", "Warsaw", "York"]
-_PLACES = ["chapel", "orchard", "cellar", "library", "stable", "kitchen", "tower", "gallery", "attic", "dairy", "forge", "nursery"]
-_TREASURES = ["silver flute", "ivory box", "blue lantern", "brass telescope", "marble bust", "velvet cloak", "copper bell", "jade ring"]
-_STOCKS = ["lamps", "barrels", "blankets", "candles", "ropes", "lanterns", "saddles", "bottles"]
+from qevict.bench.zoo.texts import LONG, hide_all, prose, words
 
 
 def needles(length: str) -> Iterator[Prompt]:
-    """The 48 facts of ``qevict bench needle``; a long text has two other texts around it, by turns in front or behind."""
+    """The 48 facts of ``qevict bench needle``; in a long text, two other texts stand around theirs."""
     for place, needle in enumerate(load_needles()):
         text, asked = document(needle), needle.asked
         if length == LONG:
@@ -30,7 +24,7 @@ def needles(length: str) -> Iterator[Prompt]:
 def keyed_needles(length: str, count: int) -> Iterator[Prompt]:
     """Four facts of one kind, one of which is asked for."""
     for place, chance in _draws("multi-key needle", length, count):
-        rooms, codes = chance.sample(_PLACES, 4), chance.sample(range(1000, 10_000), 4)
+        rooms, codes = chance.sample(words("rooms"), 4), chance.sample(range(1000, 10_000), 4)
         facts = [f"The door code for the {room} is {code}." for room, code in zip(rooms, codes, strict=True)]
         asked, code = rooms[place % 4], codes[place % 4]
         yield Prompt(
@@ -46,7 +40,7 @@ def keyed_needles(length: str, count: int) -> Iterator[Prompt]:
 def recall(length: str, count: int) -> Iterator[Prompt]:
     """Eight pairs of a name and a room in prose; one name is asked for."""
     for place, chance in _draws("key-value recall", length, count):
-        people, rooms = chance.sample(_PEOPLE, 8), chance.sample(range(100, 1000), 8)
+        people, rooms = chance.sample(words("people"), 8), chance.sample(range(100, 1000), 8)
         facts = [f"{name} stays in room {room}." for name, room in zip(people, rooms, strict=True)]
         asked, room = people[place % 8], rooms[place % 8]
         yield Prompt(
@@ -65,7 +59,11 @@ def two_hops(length: str, count: int) -> Iterator[Prompt]:
     Another thing, its keeper and that one's town stand between, so that no answer is the only one of its kind.
     """
     for place, chance in _draws("multi-hop", length, count):
-        things, people, towns = chance.sample(_TREASURES, 2), chance.sample(_PEOPLE, 2), chance.sample(_TOWNS, 2)
+        things, people, towns = (
+            chance.sample(words("treasures"), 2),
+            chance.sample(words("people"), 2),
+            chance.sample(words("towns"), 2),
+        )
         keepers = [f"The keeper of the {thing} is {name}." for thing, name in zip(things, people, strict=True)]
         homes = [f"{name} lives in {town}." for name, town in zip(people, towns, strict=True)]
         asked = place % 2
@@ -87,7 +85,7 @@ def two_hops(length: str, count: int) -> Iterator[Prompt]:
 def updates(length: str, count: int) -> Iterator[Prompt]:
     """A number that is reported four times; the reply gathers all of them in their order."""
     for place, chance in _draws("aggregation", length, count):
-        stock, counts = chance.choice(_STOCKS), chance.sample(range(11, 99), 4)
+        stock, counts = chance.choice(words("stocks")), chance.sample(range(11, 99), 4)
         facts = [f"The number of {stock} in the store is now {number}." for number in counts]
         first, *others = counts
         reply = list(_reply(f"The number of {stock} in the store was first", str(first)))

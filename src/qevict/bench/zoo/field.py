@@ -19,7 +19,7 @@ FULL, OURS = "full", "QEvict"
 """The cache that all lose against, and the policy that all are compared with."""
 
 CANDIDATE, PLAIN, QUANTISED, EVICTING = "candidate", "plain", "quantised", "evicting"
-"""What a policy is here: one that the target speaks of, one without a paper of its own, or one of two kinds of papers."""
+"""What a policy is here: one that the target speaks of, one of ours to compare with, or one of two kinds of papers."""
 
 _NONE: Mapping[str, Any] = MappingProxyType({})
 
@@ -190,6 +190,13 @@ class Run:
 def run_key(mode: str, name: str, budget: str | None) -> str:
     """Mode, name and budget in one."""
     return "/".join((mode, name, budget or ""))
+
+
+def run_of(key: str) -> tuple[str, str, str]:
+    """Mode, name and budget again; a name may be the path of a file."""
+    mode, rest = key.split("/", 1)
+    name, budget = rest.rsplit("/", 1)
+    return mode, name, budget
 
 
 def runs(entrants: Sequence[Entrant], level: Level) -> Iterator[Run]:

@@ -4,12 +4,9 @@ import random
 from collections.abc import Iterator
 
 from qevict.bench.zoo.prompts import Piece, Prompt
-from qevict.bench.zoo.texts import SHORT
+from qevict.bench.zoo.texts import SHORT, words
 
-_WORDS = ["apple", "bridge", "candle", "dragon", "engine", "forest", "garden", "hammer", "island", "jacket", "kitchen", "ladder", "mirror", "needle", "orange", "pencil", "rabbit", "saddle", "tunnel", "valley", "window", "yellow", "anchor", "basket", "carpet", "desert", "eagle", "finger", "guitar", "harbor", "iron", "jewel", "lemon", "marble", "ocean", "pepper", "river", "silver", "table", "violin"]
 _DISTINCT, _RARE, _OFTEN = 10, 21, 200
-_GAUGES = ("pressure gauge", "thermometer", "water meter", "oil gauge", "barometer", "rain gauge")
-_MACHINES = ("pump", "engine", "boiler", "mill", "crane", "furnace")
 _ENTRIES = {"900": 14, "3000": 46}
 
 
@@ -21,7 +18,7 @@ def common_words(length: str, count: int) -> Iterator[Prompt]:
     rounds = 1 if length == SHORT else 3
     for place in range(count):
         chance = random.Random(f"common words/{length}/{place}")
-        common, *others = chance.sample(_WORDS, _DISTINCT)
+        common, *others = chance.sample(words("nouns"), _DISTINCT)
         listed = [common] * (_OFTEN * rounds) + others * (_RARE * rounds)
         chance.shuffle(listed)
         yield Prompt(
@@ -38,7 +35,7 @@ def logbooks(length: str, count: int) -> Iterator[Prompt]:
     """Daily entries that are equal but for their number and, on one day, for a reading; the reply sums them up."""
     for place in range(count):
         chance = random.Random(f"look-alike/{length}/{place}")
-        gauge, machine = chance.choice(_GAUGES), chance.choice(_MACHINES)
+        gauge, machine = chance.choice(words("gauges")), chance.choice(words("machines"))
         usual, other = chance.sample(range(11, 99), 2)
         days = _ENTRIES[length]
         odd = chance.randrange(2, days - 3)
@@ -60,7 +57,7 @@ def logbooks(length: str, count: int) -> Iterator[Prompt]:
 
 def _entry(day: int, machine: str, gauge: str, reading: int) -> str:
     return (
-        f"Day {day}. The {machine} was started at six in the morning and ran until the evening bell without a stop. The "
-        f"filters were cleaned, the belts were looked over, and the {gauge} showed {reading}. Nothing else is to be noted, "
-        f"and the keys were handed to the night watch as usual."
+        f"Day {day}. The {machine} was started at six in the morning and ran until the evening bell. "
+        f"The filters were cleaned, the belts were looked over, and the {gauge} showed {reading}. Nothing else is "
+        f"to be noted, and the keys were handed to the night watch as usual."
     )

@@ -1,7 +1,8 @@
 """What fits into the time that is left: rounds over all tasks, and in each round as many levels as can be paid for."""
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 
 import attrs
 
@@ -101,7 +102,7 @@ def visits(
     prompts: Iterable[Prompt],
     levels: Sequence[Level],
     runs: Callable[[Level], Iterable[Run]],
-    done: Mapping[str, Set[str]],
+    done: Mapping[str, AbstractSet[str]],
 ) -> list[Visit]:
     """All visits, in rounds: the first prompt of every task, then the second, so that every cell grows evenly.
 
@@ -117,7 +118,9 @@ def visits(
     return [visit for visit in found if visit.runs]
 
 
-def _todo(prompt: Prompt, asked: Sequence[tuple[Level, Sequence[Run]]], done: Set[str]) -> dict[int, Sequence[Run]]:
+def _todo(
+    prompt: Prompt, asked: Sequence[tuple[Level, Sequence[Run]]], done: AbstractSet[str]
+) -> dict[int, Sequence[Run]]:
     """What each level still wants of a prompt; what several want, the first of them measures."""
     todo: dict[int, Sequence[Run]] = {}
     known = set(done)

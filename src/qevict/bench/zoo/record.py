@@ -7,6 +7,7 @@ from typing import Any
 
 import attrs
 
+from qevict.bench.zoo.field import run_of
 from qevict.bench.zoo.measure import Outcome
 from qevict.errors import InputError
 
@@ -97,7 +98,7 @@ def rows_of(outcomes: Iterable[Outcome], order: Sequence[str]) -> tuple[Row, ...
         task, length, place = outcome.prompt.split("/")
         for key, score in outcome.scores.items():
             figures = round(score.nats, 4), score.exact, round(score.share, 4)
-            gathered.setdefault((task, length, *key.split("/")), {})[int(place)] = figures
+            gathered.setdefault((task, length, *run_of(key)), {})[int(place)] = figures
     by_task = sorted(
         gathered.items(), key=lambda each: (order.index(each[0][0]), each[0][1] != "900", each[0][2] != "unseen")
     )

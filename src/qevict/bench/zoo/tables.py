@@ -20,14 +20,14 @@ _HEAD = (
 )
 _FRONT = {True: "yes", None: "not told", False: ""}
 
-LEGEND = (
-    "Loss: nats per token that counts above the full cache in 16 bits, with a bootstrap 95 % interval over the "
-    "prompts. Bytes: of all storages right after the prompt, in percent of a full cache in 16 bits. Differences are paired by "
-    "prompt; a policy without a budget meets QEvict's losses interpolated over the logarithm of bytes. Right: part of "
-    "the prompts on which every token of the answer is the model's first choice, where the full cache gets half of them. "
-    "Front: nobody with as many bytes or fewer loses less on average (yes), or somebody does but is not told apart. "
-    "Intervals are not corrected for the number of comparisons."
-)
+LEGEND = """\
+Loss: nats per token that counts above the full cache in 16 bits, with a bootstrap 95 % interval over the prompts.
+Bytes: of all storages right after the prompt, in percent of a full cache in 16 bits.
+Differences are paired by prompt; a policy without a budget meets QEvict's losses interpolated over the logarithm of
+bytes. Right: part of the prompts on which every token of the answer is the model's first choice, where the full cache
+gets half of them. Front: nobody with as many bytes or fewer loses less on average (yes), or somebody does but is not
+told apart. Intervals are not corrected for the number of comparisons.
+"""
 
 
 def heading(scene: Scene) -> str:
@@ -57,7 +57,7 @@ def claims(scene: Scene) -> Iterator[str]:
 
 def markdown(found: Iterable[Scene]) -> str:
     """All tables, each under its heading."""
-    return "\n".join([f"{LEGEND}\n", *(f"### {heading(scene)}\n\n{table(scene)}" for scene in found)])
+    return "\n".join([LEGEND, *(f"### {heading(scene)}\n\n{table(scene)}" for scene in found)])
 
 
 def called(contender: Contender) -> str:

@@ -1,6 +1,7 @@
 """What the zoo's prompts are made of: the shipped texts, facts hidden in them, and the language's own manual."""
 
 import functools
+import json
 import pydoc_data.topics
 from collections.abc import Iterable, Iterator
 from importlib import resources
@@ -18,6 +19,15 @@ def names() -> tuple[str, ...]:
     """The shipped texts, in order."""
     folder = resources.files("qevict.bench") / "data" / "haystacks"
     return tuple(sorted(text.name.removesuffix(".txt") for text in folder.iterdir()))
+
+
+@functools.cache
+def words(kind: str) -> list[str]:
+    """Words of which facts are made."""
+    found: dict[str, list[str]] = json.loads(
+        (resources.files("qevict.bench") / "data" / "words.json").read_text("ascii")
+    )
+    return found[kind]
 
 
 def prose(length: str, place: int) -> str:
