@@ -77,7 +77,7 @@ def test_the_end_is_kept_and_what_matters_comes_first(minutes: float) -> None:
 
 
 def test_two_workers_get_more_done() -> None:
-    chosen = [Schedule(planned(), 120.0, workers, clock=FakeTime()).next() for workers in (1, 2)]
+    chosen = [Schedule(planned(), 60.0, workers, clock=FakeTime()).next() for workers in (1, 2)]
     slow, fast = (len(own[1]) for own in chosen if own is not None)
     assert slow < fast
 
