@@ -237,7 +237,7 @@ def kvquant(calibration: str, *, outliers: float = 0.01, dtype: torch.dtype | No
         outliers: the paper's 1 %.
         dtype: dtype in which full precision is stored; None for the model's.
 
-    Bytes per token and KV head of 64 channels: 42 for 2 bits, 58 for 3, 74 for 4 (256 in full precision of 16
+    Bytes per token and KV head of 64 channels: 58 for 3 bits, 42 for 2, 74 for 4 (256 in full precision of 16
     bits), and ``256 + 4 * 2^bits`` once per KV head of a row.
     """
     keys, values = CalibratedKeys(calibration, outliers), CalibratedValues(calibration, outliers)
@@ -254,7 +254,7 @@ def nuq(*, bits: int = 3, outliers: float = 0.01, dtype: torch.dtype | None = No
         outliers: part of the numbers kept beside the codes.
         dtype: dtype in which full precision is stored; None for the model's.
 
-    Bytes per token and KV head of 64 channels: 42 for 2 bits, 58 for 3, 74 for 4 (256 in full precision of 16
+    Bytes per token and KV head of 64 channels: 58 for 3 bits, 42 for 2, 74 for 4 (256 in full precision of 16
     bits), and 256 once per KV head of a row.
     """
     keys, values = FittedKeys(bits, outliers), FittedValues(bits, outliers)
