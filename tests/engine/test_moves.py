@@ -14,10 +14,10 @@ import qevict
 from qevict import policies
 from qevict.backends.flash import FlashAttention
 from qevict.backends.reference import ReferenceAttention
-from qevict.contracts.ledger import Ledger
 from qevict.contracts.scorer import IMPORTANCE
 from qevict.contracts.values import Need, Observation, Windows
 from qevict.hf.compat import CACHE_ARGUMENT
+from qevict.ledgers.re_encoding import ReEncoding
 from qevict.policy import Tier
 from qevict.quantizers.affine import PerChannel, PerToken
 from qevict.routers.greedy import GreedyTiers
@@ -187,19 +187,9 @@ def test_three_tiers_and_eviction() -> None:
     assert cache.report().evictions
 
 
-@attrs.frozen
-class Forgets(Ledger):
-    """Keeps no codes but those of a window's own tier, so that promoted windows are encoded anew."""
-
-    name: ClassVar[str] = "forgets"
-
-    def retain(self, held: Tensor, place: Tensor, tiers: int) -> Tensor:
-        return held & (torch.arange(tiers) == place[..., None])
-
-
 def test_a_ledger_that_forgets_codes() -> None:
     """Promotion lets go of the codes; slots stay consistent while many windows swap places at once."""
-    policy, wish = scripted("60 %", ledger=Forgets())
+    policy, wish = scripted("60 %", ledger=ReEncoding())
     model, (ids, _) = tiny(), prompts(400)
     with qevict.attach(model, policy) as session:
         cache = session.prefill(ids)
@@ -210,6 +200,34 @@ def test_a_ledger_that_forgets_codes() -> None:
             wish.hot = tuple(5 + 8 * window for window in range(event * 4, event * 4 + 8))
             walk(model, cache)
     assert cache.report().promotions > 20
+
+
+def test_what_moves_without_copies_is_encoded_anew_from_what_it_was() -> None:
+    """INT2, INT8, INT2: at each move the codes are those of what the codes before decode to, and no others stay."""
+    tiers = tuple(Tier(f"int{bits}", PerChannel(bits), PerToken(bits), store=DeviceMemory()) for bits in (8, 2))
+    policy, wish = scripted("40 %", tiers=tiers, ledger=ReEncoding())
+    model, (ids, _) = tiny(num_hidden_layers=1), prompts(300)
+    with qevict.attach(model, policy) as session:
+        cache = session.prefill(ids)
+        layer, before = cache.engine.layers[0], None
+        for segment in (2, 1, 2, 1):
+            line = line_of(layer, 25)
+            assert line is not None
+            assert (layer.records.slots[line] >= 0).tolist() == [False, segment == 1, segment == 2]
+            codes = codes_of(layer, line, segment)
+            if before is not None:
+                check_encoded_anew(layer, segment, codes, before)
+            before, wish.hot = codes, ((5 + 8 * 25,) if segment == 2 else ())
+            walk(model, cache)
+
+
+def check_encoded_anew(layer: Any, segment: int, codes: dict[str, Tensor], before: dict[str, Tensor]) -> None:
+    """They are codes of what the codes of the other of two tiers decode to."""
+    pairs = zip(("keys.", "values."), layer.wiring.codecs[segment - 1], layer.wiring.codecs[2 - segment], strict=True)
+    for part, coder, other in pairs:
+        own = {name.removeprefix(part): array[:, None] for name, array in before.items() if name.startswith(part)}
+        for name, array in coder.encode(other.decode(own, 16)).items():
+            assert torch.equal(array[:, 0], codes[part + name])
 
 
 def check_slots(cache: Any) -> None:

@@ -21,7 +21,7 @@ BUILT_IN = {
     "scorer": ["cumulative", "recency"],
     "quantizer": ["per_channel", "per_token"],
     "router": ["greedy"],
-    "ledger": ["migration_stable"],
+    "ledger": ["migration_stable", "re_encoding"],
     "backend": ["flash", "reference"],
     "store": ["device"],
     "preset": ["evict_only", "full", "qevict", "sinks_recent"],

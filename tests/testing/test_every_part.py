@@ -14,6 +14,7 @@ import torch
 from qevict.backends.flash import FlashAttention
 from qevict.backends.reference import ReferenceAttention
 from qevict.ledgers.migration_stable import MigrationStable
+from qevict.ledgers.re_encoding import ReEncoding
 from qevict.quantizers.affine import PerChannel, PerToken
 from qevict.registry import Part, Registry, Switches
 from qevict.registry.kinds import CONTRACTS, PartKind
@@ -56,6 +57,7 @@ PARTS: tuple[Part, ...] = (
     GreedyTiers(shares=(1.0, 0.0)),
     GreedyTiers(shares=(0.2, 0.3, 0.5)),
     MigrationStable(),
+    ReEncoding(),
     DeviceMemory(),
     ReferenceAttention(),
     FlashAttention(),

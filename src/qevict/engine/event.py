@@ -60,7 +60,8 @@ def plan(stack: Stack, indices: Sequence[int], arrival: Arrival, landing: Landin
     planned = policy.router.plan(rankings, windows, costs, capacities)
     check_plan(policy.router.name, planned, windows, len(policy.tiers))
     move = tally.prepare(stack, grid, planned, stack.for_every_layer(landing.rotary_offset))
-    foreseen = None if planned.counts is None else tally.foresee(stack, planned.counts, windows.candidates)
+    known = planned.counts if costs.kept is None else None  # where windows own codes, counts do not tell who moves
+    foreseen = None if known is None else tally.foresee(stack, known, windows.candidates)
     return Event(stack, move, foreseen, budgets)
 
 

@@ -34,12 +34,16 @@ def check(levels: Levels, bits: int) -> None:
             "levels='normal' is for 2, 3 and 4 bits, got bits=8, where levels at equal distances lose next to nothing; "
             "use levels='uniform'"
         )
-    ascending = all(low < high for low, high in itertools.pairwise(levels))
-    if isinstance(levels, str) or len(levels) != 2**bits or (levels[0], levels[-1]) != (0, 1) or not ascending:
+    if not isinstance(levels, tuple) or len(levels) != 2**bits or not _spans(levels):
         raise PolicyError(
             f"levels={levels!r} are not {2**bits} ascending numbers from 0 to 1, as bits={bits} takes them; allowed: "
             "'uniform', 'normal', or such a tuple, whose first number is 0 and whose last is 1"
         )
+
+
+def _spans(shares: tuple[float, ...]) -> bool:
+    """They rise from 0 to 1."""
+    return (shares[0], shares[-1]) == (0, 1) and all(low < high for low, high in itertools.pairwise(shares))
 
 
 @functools.cache

@@ -40,10 +40,11 @@ def qevict_routers() -> Iterable[type[TierRouter]]:
 
 @hookimpl
 def qevict_ledgers() -> Iterable[type[Ledger]]:
-    """Codes that outlive a promotion."""
+    """Codes that outlive a promotion, and codes that do not."""
     from qevict.ledgers.migration_stable import MigrationStable
+    from qevict.ledgers.re_encoding import ReEncoding
 
-    return [MigrationStable]
+    return [MigrationStable, ReEncoding]
 
 
 @hookimpl
