@@ -26,8 +26,8 @@ def common_words(length: str, count: int) -> Iterator[Prompt]:
             length,
             place,
             "Here is a list of words: " + ", ".join(listed) + ".",
-            "Repeat the most common word of the list.",
-            (Piece("The most common word, repeated:", scored=False), Piece(f" {common}", scored=True)),
+            "List the words of the list, from the rarest to the most common.",
+            (Piece(", ".join(others[:3]) + ",", scored=False), Piece(f" {common}", scored=True)),
         )
 
 

@@ -89,7 +89,8 @@ def measure(session: Any, tokenizer: Any, prompt: Prompt, runs: Sequence[Run]) -
     reading = read(tokenizer, prompt)
     parts = _parts(session, reading, tuple(by_mode))
     half = time.monotonic()
-    scores, refused = {}, {}
+    scores: dict[str, Score] = {}
+    refused: dict[str, str] = {}
     for mode, own in by_mode.items():
         masses = SharedMasses(len(parts[mode].recording.incoming))
         for first in range(0, len(own), _TOGETHER):

@@ -9,7 +9,7 @@ from qevict.bench.zoo.field import FULL
 from qevict.bench.zoo.tables import heading
 from qevict.errors import InputError
 
-_STYLE = {"svg.hashsalt": "qevict", "svg.fonttype": "none", "font.size": 9, "axes.spines.top": False}
+_STYLE: Any = {"svg.hashsalt": "qevict", "svg.fonttype": "none", "font.size": 9, "axes.spines.top": False}
 """The same record gives the same bytes, and text stays text."""
 
 _SPAN, _TICKS = (4, 125), (5, 10, 20, 25, 50, 100)

@@ -35,10 +35,10 @@ class Row:
     mode: str
     name: str
     budget: str | None
-    places: tuple[int, ...] = attrs.field(converter=tuple)
-    nats: tuple[float, ...] = attrs.field(converter=tuple)
-    exact: tuple[bool, ...] = attrs.field(converter=tuple)
-    shares: tuple[float, ...] = attrs.field(converter=tuple)
+    places: tuple[int, ...]
+    nats: tuple[float, ...]
+    exact: tuple[bool, ...]
+    shares: tuple[float, ...]
 
     @property
     def share(self) -> float:
@@ -78,12 +78,16 @@ def load_record(path: Path) -> Record:
     try:
         plain = json.loads(path.read_text(encoding="utf-8"))
         version, rows = plain.pop("version"), plain.pop("rows")
-        found = Record(plain, tuple(Row(**row) for row in rows))
+        found = Record(plain, tuple(_read_row(row) for row in rows))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{path} is no record of `qevict bench zoo --write`: {error!r}") from error
     if version != VERSION:
         raise InputError(f"{path} is a record of version {version}, this qevict reads {VERSION}; measure again")
     return found
+
+
+def _read_row(plain: Mapping[str, Any]) -> Row:
+    return Row(**{name: tuple(value) if isinstance(value, list) else value for name, value in plain.items()})
 
 
 def rows_of(outcomes: Iterable[Outcome], order: Sequence[str]) -> tuple[Row, ...]:
