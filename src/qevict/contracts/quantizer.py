@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from qevict.contracts.paired import PairedCodes
-from qevict.contracts.values import Codes, Layout, layout_bytes
+from qevict.contracts.values import Codes, Geometry, Layout, layout_bytes
 
 NOTHING_SHARED: Final[Codes] = MappingProxyType({})
 """What the windows of a quantizer have in common whose statistics are those of each window."""
@@ -41,8 +41,9 @@ class Quantizer(ABC):
     Laws:
         * ``decode`` is a function of the codes alone, bit-identical each time.
         * ``|decode(encode(x)) - x|`` is at most half a step of the stored grid. Parameters are rounded outwards: a grid
-          may be wider than the data, never shifted off it. Where it is shared, this holds of the windows that it was
-          fitted to; what lies beyond it later is given its nearest end.
+          may be wider than the data, never shifted off it, unless its parameters are codes themselves: then by at most
+          one step of theirs. Where it is shared, this holds of the windows that it was fitted to; what lies beyond it
+          later is given its nearest end.
         * A window that is constant, and representable in the parameters' dtype, comes back exactly, unless
           :attr:`keeps_constants` is False.
         * The arrays of a code are those of :meth:`layout`, and what :meth:`fit` gives are those of
@@ -96,6 +97,13 @@ class Quantizer(ABC):
 
         Raises:
             PolicyError: windows of that shape cannot be encoded; the message names the allowed values.
+        """
+
+    def check(self, geometry: Geometry) -> None:  # noqa: B027 - most quantizers serve every model
+        """Refuse a model that cannot be served, beyond what :meth:`layout` says; for what was calibrated for another.
+
+        Raises:
+            PolicyError: with the remedy.
         """
 
     def shared_layout(self, head_dim: int) -> Layout:
