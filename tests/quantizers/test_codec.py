@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import attrs
 import pytest
@@ -314,7 +314,8 @@ def attention(queries: Tensor, keys: Tensor) -> Tensor:
     ("part", "favourites"),
     [
         (PerChannel(4, scale_bits=8), 0.85),
-        (PerChannel(4, scale_bits=4, centred=True), 0.83),
+        (PerChannel(4, scale_bits=4, centred=True), 0.85),
+        (PerChannel(4, scale_bits=4, centred=True, rotated=True), 0.85),
         (PerChannel(4, rotated=True), 0.85),
         (PerChannel(4, centred=True, rotated=True, normed=True), 0.85),
         (PerChannel(4, scope="sequence"), 0.78),
@@ -328,7 +329,7 @@ def test_c16_attention_keeps_its_shape_where_key_channels_are_far_off(
 ) -> None:
     """Case C16: within 0.08 in total variation, and most queries keep the key that they attend to most.
 
-    For the default it is 0.85 of them. A grid over 256 tokens is wider than one over 8; 4-bit scales widen theirs.
+    For the default it is 0.85 of them. A grid over 256 tokens is wider than one over 8.
     """
     generator = torch.Generator().manual_seed(0)
     keys, queries = (torch.randn(256, 128, generator=generator) for _ in range(2))
@@ -349,7 +350,7 @@ def test_c16_attention_keeps_its_shape_where_key_channels_are_far_off(
     [
         (lambda: PerChannel(3, scale_bits=3), r"scale_bits=3 is unknown; allowed: 4, 8, or None"),
         (lambda: PerToken(3, scale_bits=16), r"scale_bits=16 is unknown; allowed: 4, 8, or None"),
-        (lambda: PerChannel(3, scope="row"), r"scope='row' is unknown; allowed: 'window', 'sequence'"),
+        (lambda: PerChannel(3, scope=cast("Any", "row")), r"scope='row' is unknown; allowed: 'window', 'sequence'"),
         (lambda: PerToken(group_channels=0), r"group_channels=0 is no number of channels; give 1 or more"),
         (
             lambda: PerToken(group_channels=32).layout(8, 80),

@@ -18,6 +18,9 @@ from qevict.quantizers.rounding import round_down, round_up
 Loss = Callable[[Tensor, Tensor], Tensor]
 """Squared error of each group, given zero points and scales: all of them ``[..., groups]``."""
 
+_Grids = tuple[Tensor, Tensor, Tensor]
+"""A loss, and codes of zero points and scales, of each group."""
+
 
 class Scales(ABC):
     """Stores a grid for each group, from its smallest number to its largest."""
@@ -144,7 +147,7 @@ class SecondLevel(Scales):
         below = self._clamped(_places(low, zero_range).floor())
         scale_range = self._range((high - _on(zero_range, below)) / steps)
 
-        def grids(up: int, down: int) -> tuple[Tensor, Tensor, Tensor]:
+        def grids(up: int, down: int) -> _Grids:
             zeros = self._clamped(below + up)
             zero = _on(zero_range, zeros)
             scales = self._clamped(_places((high - zero) / steps, scale_range).ceil() - down)
@@ -175,10 +178,11 @@ class SecondLevel(Scales):
         return torch.stack((least, round_up((x.amax(-1) - least.float()) / self._top, self.dtype)), dim=-1)
 
 
-def _better(best: tuple[Tensor, ...], found: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """What loses less, group by group; the loss comes first."""
+def _better(best: _Grids, found: _Grids) -> _Grids:
+    """What loses less, group by group."""
     less = found[0] < best[0]
-    return tuple(torch.where(less, new, old) for new, old in zip(found, best, strict=True))
+    loss, zeros, scales = (torch.where(less, new, old) for new, old in zip(found, best, strict=True))
+    return loss, zeros, scales
 
 
 def _places(x: Tensor, ends: Tensor) -> Tensor:
