@@ -78,16 +78,17 @@ def test_quantiles_lie_where_torch_says() -> None:
     assert [ends.tolist() for ends in quantiles(numbers, 0, 0.0)] == [each.tolist() for each in numbers.aminmax(dim=0)]
 
 
-def test_ranges_and_levels_are_those_of_the_loops() -> None:
+@pytest.mark.parametrize(("heads", "channels"), [(2, 5), (1, 9)], ids=["between numbers", "quantiles are numbers"])
+def test_ranges_and_levels_are_those_of_the_loops(heads: int, channels: int) -> None:
     """Channels of all heads side by side for the keys; for the values a line is one token of one head."""
-    layer = shown(5, heads=2, channels=5)
+    layer = shown(5, heads, channels)
     found = calibrated([layer], 2, 0.25)
     keys, weights = layer.keys.flatten(1), layer.key_weights.flatten(1)
     wanted = [kvquant.thresholds(channel, 0.25) for channel in keys.T.tolist()]
     close(torch.stack((found.key_low, found.key_high), -1).flatten(0, 2), wanted)
     close(found.key_levels[0], kvquant.key_levels(keys.tolist(), weights.tolist(), 0.25, 2), 3e-3)
-    lines = (each.flatten(0, 1).tolist() for each in (layer.values, layer.value_weights))
-    close(found.value_levels[0], kvquant.value_levels(*lines, 0.25, 2), 3e-3)
+    lines, own = (each.flatten(0, 1).tolist() for each in (layer.values, layer.value_weights))
+    close(found.value_levels[0], kvquant.value_levels(lines, own, 0.25, 2), 3e-3)
 
 
 def test_every_layer_has_its_own_numbers() -> None:

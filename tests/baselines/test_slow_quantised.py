@@ -61,6 +61,11 @@ def test_kivi_bookkeeping_of_prompts_at_the_edge(tokens: int, held: tuple[int, .
     assert kivi.after_prompt(tokens, 4) == held
 
 
+def test_kivi_bookkeeping_of_a_prompt_shorter_than_the_residual() -> None:
+    held = kivi.after_token(kivi.after_prompt(3, 4), 4)
+    assert (held, kivi.after_token(held, 4)) == ((4, 0, 0, 4), (4, 1, 1, 4))
+
+
 @pytest.mark.parametrize(("bits", "group", "size"), worked.KIVI_BYTES)
 def test_kivi_bytes(bits: int, group: int, size: int) -> None:
     assert kivi.token_bytes(8, 128, bits, group) == size
@@ -87,6 +92,13 @@ def test_kvquant_values() -> None:
     assert found.codes == worked.KVQUANT_VALUE_CODES
     assert rounded(found.restored) == worked.KVQUANT_VALUE_RESTORED
     assert kvquant.value_range(worked.KVQUANT_VALUE, 0.25)[1:] == worked.KVQUANT_VALUE_RANGE
+
+
+def test_kvquant_quantiles_of_a_token_are_outliers_themselves() -> None:
+    """By hand: an eighth of nine numbers lies up to the second, and from the second to last."""
+    outliers, *within = kvquant.value_range([0.4, -9.0, 0.2, 0.3, 0.0, 9.0, 0.6, 1.0, 0.5], 0.25)
+    assert [at for at, outlier in enumerate(outliers) if outlier] == [1, 4, 5, 7]
+    assert within == [0.2, 0.6]
 
 
 def test_kvquant_quantiles_lie_between_numbers() -> None:

@@ -1,6 +1,7 @@
 """Every preset of the baselines on tiny models: options that suit short prompts, and runs that tests share."""
 
 import functools
+import inspect
 from typing import Any
 
 import attrs
@@ -14,7 +15,9 @@ from qevict.testing.footprint import reachable_bytes
 from qevict_baselines.plugin import qevict_presets
 from tests.oracle import Held, Watch, prompts, tiny
 
-PRESETS = {preset.__name__: preset for preset in qevict_presets()}
+EVERY = {preset.__name__: preset for preset in qevict_presets()}
+PRESETS = {name: preset for name, preset in EVERY.items() if "budget" in inspect.signature(preset).parameters}
+"""Those that evict; what only quantises has no budget, and a module of its own."""
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "ada_criticalkv": {"observed_tokens": 8},

@@ -12,14 +12,15 @@ import torch
 from tests.chat import save_chat_model
 
 from qevict import policies
-from qevict.bench import needle
 from qevict.bench.figures import as_record, claims, figures
 from qevict.bench.models import load
 from qevict.bench.needle import FULL, Contestant, Score, contestants, guest, measure
 from qevict.bench.needles import load_needles
+from qevict.bench.sharing import SharedMasses
 from qevict.errors import PolicyError
 from qevict.policy import Policy
 from qevict.scorers.cumulative import CumulativeAttention
+from qevict_baselines.snapkv import ObservationWindow
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 BAND_PROMPTS = 8
@@ -40,15 +41,16 @@ def test_sharing_masses_changes_no_score(chat: Any, monkeypatch: pytest.MonkeyPa
         "qevict": policies.qevict("20 %"),
         "wide": policies.qevict("20 %", window_tokens=32),
         "bare": policies.evict_only("20 %", sink_tokens=0),
+        "single queries": attrs.evolve(policies.evict_only("20 %"), scorer=ObservationWindow()),
         "16 bits": policies.evict_only("20 %", dtype=torch.bfloat16),
     }
     model, tokenizer = chat
     shared = measure(model, tokenizer, plans, load_needles()[:1])
 
-    def alone(policy: Policy, *_shared: object) -> Policy:
+    def alone(_shared: object, policy: Policy) -> Policy:
         return policy
 
-    monkeypatch.setattr(needle, "_sharing", alone)
+    monkeypatch.setattr(SharedMasses, "give_to", alone)
     assert measure(model, tokenizer, plans, load_needles()[:1]) == shared
     assert len({scores[0].nats for scores in shared.values()}) == len(plans), "blind to the policy"
 

@@ -4,11 +4,13 @@ import inspect
 import json
 import re
 import runpy
+import tempfile
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 import torch
 
@@ -17,11 +19,23 @@ from qevict.contracts.values import Geometry
 from qevict.engine.wiring import Wiring
 from qevict.policy import Policy
 from qevict_baselines import plugin
+from qevict_baselines.kvquant_calibration import Calibration
 
 ROOT = Path(__file__).parents[2]
+FOLDER = tempfile.TemporaryDirectory()
+CALIBRATED = str(Path(FOLDER.name) / "calibration.safetensors")
+Calibration(
+    torch.zeros(32, 8, 64) - 1,
+    torch.ones(32, 8, 64),
+    torch.linspace(-1, 1, 8).repeat(32, 1),
+    torch.linspace(-1, 1, 8).repeat(32, 1),
+    3,
+).save(CALIBRATED)
 GEOMETRY = Geometry(layers=32, q_heads=32, kv_heads=8, head_dim=128, dtype=torch.bfloat16)
-PRESETS = {preset.__name__: preset for preset in plugin.qevict_presets()}
-PARTS = [*plugin.qevict_scorers(), *plugin.qevict_routers()]
+EVERY = {preset.__name__: preset for preset in plugin.qevict_presets()}
+PRESETS = {name: preset for name, preset in EVERY.items() if "budget" in inspect.signature(preset).parameters}
+QUANTISING = {name: preset for name, preset in EVERY.items() if name not in PRESETS}
+PARTS = [*plugin.qevict_scorers(), *plugin.qevict_routers(), *plugin.qevict_quantizers()]
 LANES = {"row": "rows", "kv_head": "KV heads"}
 
 
@@ -67,7 +81,40 @@ def test_the_row_of_a_preset_is_what_it_is(name: str) -> None:
 
 
 def test_no_other_preset_has_a_row() -> None:
-    assert sorted(re.findall(r"^\| `(\w+)` \|", page(), re.MULTILINE)) == sorted(PRESETS)
+    assert sorted(re.findall(r"^\| `(\w+)` \|", page(), re.MULTILINE)) == sorted(EVERY)
+
+
+def quantising(name: str) -> Policy:
+    return QUANTISING[name](CALIBRATED) if name == "kvquant" else QUANTISING[name]()
+
+
+def code_bytes(policy: Policy) -> list[int]:
+    """Bytes of a token of a KV head of 64 channels, by tier."""
+    wiring = Wiring(policy, attrs.evolve(GEOMETRY, head_dim=64), rotary=None)
+    tokens = wiring.heads * policy.window_tokens
+    assert all(block % tokens == 0 for block in wiring.block_bytes[1:])
+    return [block // tokens for block in wiring.block_bytes[1:]]
+
+
+@pytest.mark.parametrize("name", QUANTISING)
+def test_the_row_of_a_quantising_preset_is_what_it_is(name: str) -> None:
+    policy = quantising(name)
+    wiring = Wiring(policy, attrs.evolve(GEOMETRY, head_dim=64), rotary=None)
+    stored = " / ".join(map(str, code_bytes(policy)))
+    own = [
+        times(policy),
+        protected(policy),
+        str(policy.window_tokens),
+        stored,
+        str(wiring.shared_bytes // wiring.heads),
+    ]
+    assert f"| `{name}` | {' | '.join(own)} |" in page()
+
+
+@pytest.mark.parametrize("name", QUANTISING)
+def test_the_docstring_of_a_quantising_preset_counts_its_bytes(name: str) -> None:
+    [counted] = re.findall(r"KV head of 64 channels: (\d+)", words(QUANTISING[name]))
+    assert int(counted) in code_bytes(quantising(name))
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -89,15 +136,15 @@ def state_bytes(part: Scorer) -> int:
     return sum(column.nbytes for column in part.start(1, 1, torch.device("cpu")).values())
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", EVERY)
 def test_a_row_names_the_paper_of_the_docstring(name: str) -> None:
     [row] = re.findall(rf"^\| `{name}` \|.*$", page(), re.MULTILINE)
-    module = words(inspect.getmodule(PRESETS[name]))
-    assert papers(row) <= papers(words(PRESETS[name]) + module)
-    assert papers(row) or not papers(words(PRESETS[name]))
+    module = words(inspect.getmodule(EVERY[name]))
+    assert papers(row) <= papers(words(EVERY[name]) + module)
+    assert papers(row) or not papers(words(EVERY[name]))
 
 
-@pytest.mark.parametrize("offered", [*PRESETS.values(), *PARTS], ids=lambda each: str(each.__name__))
+@pytest.mark.parametrize("offered", [*EVERY.values(), *PARTS], ids=lambda each: str(each.__name__))
 def test_everything_offered_is_on_the_page(offered: Callable[..., object]) -> None:
     assert re.search(rf"^::: {re.escape(offered.__module__)}$", page(), re.MULTILINE)
 

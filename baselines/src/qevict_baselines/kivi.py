@@ -28,8 +28,8 @@ def kivi(*, bits: int = 2, group: int = 32, residual_tokens: int = 128, dtype: t
         residual_tokens: last tokens that stay in full precision; the authors' 128.
         dtype: dtype in which full precision is stored; None for the model's.
 
-    Bytes per token and KV head of 128 channels: ``2 * 128 * (bits + 1) / 8`` (96 for 2 bits, 160 for 4, 512 in full
-    precision of 16 bits), and 16 of bookkeeping per ``group`` tokens of a row.
+    Bytes per token and KV head of 64 channels: 48 for 2 bits, 80 for 4 (256 in full precision of 16 bits), which are
+    ``bits + 1`` bits for a number.
     """
     return quantizing(
         f"int{bits}",

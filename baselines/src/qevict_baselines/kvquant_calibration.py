@@ -34,7 +34,7 @@ _BINS = 512
 
 def _digest(calibration: "Calibration") -> str:
     """Of what decides about codes."""
-    digest = hashlib.sha256(str(calibration.bits).encode())
+    digest = hashlib.sha256()
     for name in _TENSORS:
         array = getattr(calibration, name)
         digest.update(f"{name}{tuple(array.shape)}".encode() + array.contiguous().numpy().tobytes())
@@ -84,7 +84,9 @@ class Calibration:
         Raises:
             OSError: the file cannot be written.
         """
-        tensors = {name: getattr(self, field).contiguous() for field, name in _TENSORS.items()}
+        tensors = {
+            name: getattr(self, field).clone(memory_format=torch.contiguous_format) for field, name in _TENSORS.items()
+        }
         words = {name: str(getattr(self, name)) for name in (*_NUMBERS, "model")}
         save_file(tensors, path, metadata=words)
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 
+from qevict.contracts.quantizer import Quantizer
 from qevict.contracts.router import TierRouter
 from qevict.contracts.scorer import Scorer
 from qevict.policy import Policy
@@ -25,13 +26,17 @@ from qevict_baselines.h2o import HeavyAndRecent, h2o, observed_attention
 from qevict_baselines.handover import Handover
 from qevict_baselines.keydiff import KeyDiff, keydiff
 from qevict_baselines.keynorm import ShortKeys, key_norms
+from qevict_baselines.kivi import kivi
+from qevict_baselines.kvquant import CalibratedKeys, CalibratedValues, FittedKeys, FittedValues, kvquant, nuq
 from qevict_baselines.kvzip import Reconstruction, kvzip
+from qevict_baselines.oscar import oscar
+from qevict_baselines.plain import int2, int3, int4, int8
 from qevict_baselines.pyramidkv import PyramidShares, pyramidkv
 from qevict_baselines.random_scores import RandomScores, random_eviction
 from qevict_baselines.snapkv import ObservationWindow, PooledHeads, snapkv
 from qevict_baselines.streaming_llm import streaming_llm
 from qevict_baselines.tova import LastQuery, tova
-from qevict_baselines.zipcache import ProbeSaliency, SalientShare
+from qevict_baselines.zipcache import ProbeSaliency, SalientShare, zipcache
 
 
 @hookimpl
@@ -56,6 +61,12 @@ def qevict_scorers() -> Iterable[type[Scorer]]:
 
 
 @hookimpl
+def qevict_quantizers() -> Iterable[type[Quantizer]]:
+    """Quantizers that papers add."""
+    return [CalibratedKeys, CalibratedValues, FittedKeys, FittedValues]
+
+
+@hookimpl
 def qevict_routers() -> Iterable[type[TierRouter]]:
     """Routers that papers add."""
     return [AdaptiveHeads, AdaptiveTwoStages, HeavyAndRecent, PyramidShares, SafeThenWorstCase, SalientShare, TwoStages]
@@ -76,12 +87,20 @@ def qevict_presets() -> Iterable[Callable[..., Policy]]:
         expected_attention,
         h2o,
         handover_qevict,
+        int2,
+        int3,
+        int4,
+        int8,
         key_norms,
         keydiff,
+        kivi,
+        kvquant,
         kvzip,
         layer_defensivekv,
         normalised_qevict,
+        nuq,
         observed_attention,
+        oscar,
         per_head_qevict,
         pyramid_qevict,
         pyramidkv,
@@ -89,4 +108,5 @@ def qevict_presets() -> Iterable[Callable[..., Policy]]:
         snapkv,
         streaming_llm,
         tova,
+        zipcache,
     ]

@@ -17,13 +17,53 @@ from qevict.contracts.router import TierRouter
 from qevict.contracts.scorer import IMPORTANCE, Scorer, State
 from qevict.contracts.values import Costs, MovePlan, Need, Observation, Windows
 from qevict.errors import PolicyError
+from qevict.ledgers.re_encoding import ReEncoding
+from qevict.policy import Policy, Tier
+from qevict.quantizers.affine import PerChannel, PerToken
 from qevict.routers.filling import best, counted, fill, named, rank_candidates
 from qevict.routers.sharing import UNLIMITED, Groups, exact, valid_part
 from qevict.scorers.fields import at_least_one
 from qevict.shapes import Scores
+from qevict.stores.memory import DeviceMemory
 from qevict_baselines.accumulators import no_mass
 
 _MASS, _BEYOND = "mass", "beyond"
+
+
+def zipcache(*, salient: float = 0.6, dtype: torch.dtype | None = None) -> Policy:
+    """ZipCache, every token kept: 4 bits for the salient ones, 2 bits for the others, token by token and head by head.
+
+    Faithful: saliency by probes, the split, keys on one grid per channel for each of the two kinds of tokens, values
+    divided by their channels' scales and put on a grid per token, an event at the prompt's end and every 100 tokens,
+    with the latest tokens in full precision between. Differs: values have a grid per token and KV head, where the
+    paper's covers all heads; grids are fitted at the prompt's end and stay, where the authors encode the whole cache
+    anew each time; keys are quantised before RoPE.
+
+    Args:
+        salient: part of the tokens that gets 4 bits; the paper's 0.6.
+        dtype: dtype in which full precision is stored; None for the model's.
+
+    Bytes per token and KV head of 64 channels: 68 with 4 bits, 36 with 2 (256 in full precision of 16 bits), and
+    bookkeeping for each token and KV head besides; 384 once per KV head of a row for each of the two kinds.
+    """
+    tiers = (
+        Tier(
+            f"int{bits}", PerChannel(bits, scope="sequence"), PerToken(bits, channel_scaled=True), store=DeviceMemory()
+        )
+        for bits in (4, 2)
+    )
+    return Policy(
+        scorer=ProbeSaliency(),
+        router=SalientShare(salient),
+        tiers=tuple(tiers),
+        ledger=ReEncoding(),
+        window_tokens=1,
+        period_tokens=100,
+        sink_tokens=0,
+        recent_tokens=0,
+        granularity="kv_head",
+        dtype=dtype,
+    )
 
 
 @attrs.frozen

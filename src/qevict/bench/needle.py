@@ -1,7 +1,7 @@
 """Needle in a haystack: one prefill per prompt, compressed by every policy before the question is seen."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import attrs
 import torch
@@ -9,16 +9,13 @@ from torch import Tensor
 
 import qevict
 from qevict import policies
-from qevict.backends.flash import FlashAttention
 from qevict.bench.examination import reply_nats
 from qevict.bench.needles import Needle, document
 from qevict.bench.prompts import reply_ids, split_prompt
-from qevict.contracts.backend import Attended, AttentionBackend, Query, View
-from qevict.contracts.values import Need
+from qevict.bench.sharing import SharedMasses
 from qevict.engine.report import Report
 from qevict.errors import PolicyError
 from qevict.policy import Policy
-from qevict.shapes import Mass, MassByQuery
 
 STORED = torch.bfloat16
 FULL = "full"
@@ -125,9 +122,9 @@ def measure(
             text = document(needle)
             context, question = (torch.tensor([ids]) for ids in split_prompt(tokenizer, text, needle.asked.question))
             recording, (lead, answer) = session.record(context), reply_ids(tokenizer, needle.asked)
-            masses: _Masses = {}
+            masses = SharedMasses(len(recording.incoming))
             for name, policy in plans.items():
-                cache = qevict.Cache(model, _sharing(policy, masses, len(recording.incoming)))
+                cache = qevict.Cache(model, masses.give_to(policy))
                 recording.play_into(cache)
                 found[name].append(_score(cache.report(), reply_nats(model, cache, question, lead + answer), len(lead)))
                 tick()
@@ -138,45 +135,3 @@ def _score(report: Report, nats: Tensor, lead_tokens: int) -> Score:
     full = report.full_bytes
     shares = report.exact_bytes / full, report.paper_bytes / full
     return Score(float(nats[lead_tokens:].mean()), float(nats.mean()), *shares)
-
-
-_Masses = dict[tuple[object, ...], list[Mass]]
-
-
-def _sharing(policy: Policy, masses: _Masses, layers: int) -> Policy:
-    """The policy, with the prompt's masses taken from an earlier one that asked for the same."""
-    how = (policy.dtype, policy.sink_tokens, policy.window_tokens, policy.granularity)
-    scorer = policy.scorer
-    asked = (policy.backend, scorer.prompt_queries, scorer.prompt_stride, *how)
-    return attrs.evolve(
-        policy, backend=_SharedMasses(policy.backend or FlashAttention(), masses.setdefault(asked, []), layers)
-    )
-
-
-@attrs.define(eq=False)
-class _SharedMasses(AttentionBackend):
-    """Another backend; what it computes of a recorded prompt, layer by layer, it computes for the first cache only.
-
-    Masses of a prompt depend on how it is cut into windows, not on what a policy makes of them.
-    """
-
-    name: ClassVar[str] = "shared_masses"
-    provides: ClassVar[frozenset[Need]] = frozenset(Need)
-    backend: AttentionBackend
-    masses: list[Mass]
-    layers: int
-    calls: int = 0
-
-    def attend(self, query: Query, view: View, *, want_mass: bool) -> Attended:
-        return self.backend.attend(query, view, want_mass=want_mass)
-
-    def mass(self, query: Query, view: View) -> Mass:
-        layer, self.calls = self.calls, self.calls + 1
-        if layer >= self.layers:  # the prompt is over
-            return self.backend.mass(query, view)
-        if layer == len(self.masses):
-            self.masses.append(self.backend.mass(query, view))
-        return self.masses[layer]
-
-    def mass_by_query(self, query: Query, view: View) -> MassByQuery:
-        return self.backend.mass_by_query(query, view)

@@ -41,11 +41,15 @@ def load_haystack(name: str) -> str:
 
 
 def document(needle: Needle) -> str:
-    """Hide the fact in its text, behind the sentence whose end is nearest to the depth that is asked for."""
-    text = load_haystack(needle.haystack)
-    place = needle.asked.depth * len(text)
+    """Hide the fact in its text."""
+    return hide(load_haystack(needle.haystack), needle.fact, needle.asked.depth)
+
+
+def hide(text: str, fact: str, depth: float) -> str:
+    """Put a fact into a text, behind the sentence whose end is nearest to a depth from 0 to 1."""
+    place = depth * len(text)
     end = min((found.end() for found in _SENTENCE_END.finditer(text)), key=lambda end: abs(end - place))
-    return f"{text[:end]} {needle.fact}{text[end:]}"
+    return f"{text[:end]} {fact}{text[end:]}"
 
 
 def _needle(entry: dict[str, str | float]) -> Needle:

@@ -1,7 +1,6 @@
 """``qevict bench`` and ``qevict demo``."""
 
 import json
-import os
 import shlex
 import sys
 from pathlib import Path
@@ -11,21 +10,19 @@ import typer
 
 from qevict.cli.console import console, progress
 from qevict.cli.policies import DEFAULT_BUDGET, JsonOption, ModelOption, read_policy
+from qevict.cli.writing import writable
+from qevict.cli.zoo import zoo
 from qevict.errors import PolicyError
 
 app = typer.Typer(help="Measure policies side by side.", no_args_is_help=True)
 
 
+app.command()(zoo)
+
+
 @app.callback()
 def options() -> None:
     """Measure policies side by side."""
-
-
-def _writable(path: Path | None) -> Path | None:
-    """Find out before the measurement, not after it."""
-    if path is not None and (path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK)):
-        raise typer.BadParameter(f"{path} cannot be written: it is a folder, or its folder is not there or not yours")
-    return path
 
 
 @app.command()
@@ -42,7 +39,7 @@ def needle(
     prompts: Annotated[int, typer.Option("--prompts", min=2, max=48, help="How many of the shipped prompts.")] = 48,
     model: ModelOption = "smollm2",
     write: Annotated[
-        Path | None, typer.Option("--write", callback=_writable, help="Record the figures in this JSON file.")
+        Path | None, typer.Option("--write", callback=writable, help="Record the figures in this JSON file.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:

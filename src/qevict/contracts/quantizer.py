@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from qevict.contracts.paired import PairedCodes
-from qevict.contracts.values import Codes, Layout, layout_bytes
+from qevict.contracts.values import Codes, Geometry, Layout, layout_bytes
 
 NOTHING_SHARED: Final[Codes] = MappingProxyType({})
 """What the windows of a quantizer have in common whose statistics are those of each window."""
@@ -97,6 +97,13 @@ class Quantizer(ABC):
 
         Raises:
             PolicyError: windows of that shape cannot be encoded; the message names the allowed values.
+        """
+
+    def check(self, geometry: Geometry) -> None:  # noqa: B027 - most quantizers serve every model
+        """Refuse a model that cannot be served, beyond what :meth:`layout` says; for what was calibrated for another.
+
+        Raises:
+            PolicyError: with the remedy.
         """
 
     def shared_layout(self, head_dim: int) -> Layout:

@@ -72,10 +72,13 @@ class Wiring:
         """Find out now what the sizes do not allow.
 
         Raises:
-            PolicyError: a quantizer cannot pack windows of this head_dim, or the router reads a ranking that the scorer
-                does not offer.
+            PolicyError: a quantizer cannot serve this model, or windows of this head_dim, or the router reads a ranking
+                that the scorer does not offer.
         """
         _ = self.layouts, self.shared_layouts
+        for codec in self.codecs:
+            for quantizer in codec:
+                quantizer.check(self.geometry)
         _check_rankings(self.policy.scorer, self.policy.router)
 
     @cached_property

@@ -10,7 +10,7 @@ from transformers.cache_utils import Cache as TransformersCache
 
 from qevict.engine.clock import Clock
 from qevict.engine.forward import Incoming
-from qevict.errors import UnsupportedOperationError
+from qevict.errors import InputError, UnsupportedOperationError
 from qevict.hf.cache import Cache
 from qevict.hf.layer import CacheLayer, Turn, plain_arithmetic, with_owned
 from qevict.hf.layers import library_layers, storage_bytes, text_config
@@ -38,6 +38,23 @@ class Recording:
         """Bytes of the recorded tensors."""
         recorded = sum(layer.query.nbytes + layer.keys.nbytes + layer.values.nbytes for layer in self.incoming)
         return recorded + storage_bytes(list(self.others.values()))
+
+    def until(self, tokens: int) -> "Recording":
+        """The first tokens alone, as if no more had been read: no token of the rest has told on them.
+
+        Raises:
+            InputError: there are not that many tokens.
+            UnsupportedOperationError: the prompt has pads, or layers of the library, which have dropped tokens already.
+        """
+        held = self.incoming[0].query.shape[2] if self.incoming else 0
+        valid = self.incoming[0].valid if self.incoming else None
+        if not 1 <= tokens <= held:
+            msg = f"a recording of {held} tokens can be cut behind 1 ... {held} of them, got {tokens}"
+            raise InputError(msg)
+        if self.others or (valid is not None and not valid.all()):
+            msg = "a recording with pads, or of sliding windows, cannot be cut; record the first tokens alone"
+            raise UnsupportedOperationError(msg)
+        return Recording(tuple(_first(layer, tokens) for layer in self.incoming))
 
     def play_into(self, cache: Cache) -> None:
         """Let an empty cache take the prompt as if the model had read it; scores, routing and bytes are the same.
@@ -68,6 +85,20 @@ class Recording:
         with plain_arithmetic(first.query.device.type):
             for index, incoming in enumerate(self.incoming):
                 engine.step(index, incoming)
+
+
+def _first(layer: Incoming, tokens: int) -> Incoming:
+    """What a layer was given of the first tokens."""
+    query, keys, values = (part[:, :, :tokens] for part in (layer.query, layer.keys, layer.values))
+    return attrs.evolve(
+        layer,
+        query=query,
+        keys=keys,
+        values=values,
+        valid=None if layer.valid is None else layer.valid[:, :tokens],
+        visible=None if layer.visible is None else layer.visible.clamp(max=tokens),
+        position_ids=layer.position_ids[:, :tokens],
+    )
 
 
 def _forms(layers: Mapping[int, Any]) -> dict[int, tuple[type, object]]:
