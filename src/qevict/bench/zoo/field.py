@@ -118,20 +118,19 @@ class Level:
     prompts: int
 
 
-EVERY = (PLAIN, QUANTISED, EVICTING)
 LEVELS: Final = (
     Level((CANDIDATE,), SHORT, UNSEEN, ("20 %", "10 %"), 48),
-    Level((QUANTISED,), SHORT, UNSEEN, (), 24),
-    Level((CANDIDATE,), LONG, UNSEEN, ("10 %", "5 %"), 6),
-    Level((CANDIDATE,), SHORT, UNSEEN, ("5 %", "25 %"), 24),
-    Level((CANDIDATE,), SHORT, SEEN, ("20 %", "10 %"), 24),
+    Level((CANDIDATE,), LONG, UNSEEN, ("10 %", "5 %"), 4),
+    Level((CANDIDATE,), SHORT, UNSEEN, ("5 %", "25 %"), 16),
+    Level((CANDIDATE,), SHORT, SEEN, ("20 %", "10 %"), 16),
+    Level((QUANTISED,), SHORT, UNSEEN, (), 12),
     Level((PLAIN, EVICTING), SHORT, UNSEEN, ("20 %", "10 %"), 12),
     Level((QUANTISED,), SHORT, SEEN, (), 12),
     Level((PLAIN, EVICTING), SHORT, SEEN, ("20 %", "10 %"), 12),
-    Level((QUANTISED,), LONG, UNSEEN, (), 6),
+    Level((QUANTISED,), LONG, UNSEEN, (), 4),
     Level((PLAIN, EVICTING), SHORT, UNSEEN, ("5 %", "25 %"), 12),
-    Level((CANDIDATE,), LONG, SEEN, ("10 %", "5 %"), 6),
-    Level((PLAIN, EVICTING), LONG, UNSEEN, ("10 %", "5 %"), 6),
+    Level((CANDIDATE,), LONG, SEEN, ("10 %", "5 %"), 4),
+    Level((PLAIN, EVICTING), LONG, UNSEEN, ("10 %", "5 %"), 4),
     Level((CANDIDATE,), SHORT, SEEN, ("5 %", "25 %"), 12),
 )
 """What matters most comes first: each level is measured as far as it goes before the next one gets any time."""
