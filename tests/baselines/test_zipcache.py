@@ -100,13 +100,13 @@ def test_a_prompt_in_pieces_and_what_is_decoded() -> None:
 
 
 def test_windows_of_several_tokens_count_the_probes_from_their_first_token_on() -> None:
-    """By hand: ten tokens, of which the first is a sink, in windows of four, every third query a probe."""
+    """By hand: twelve tokens, of which the first is a sink, in windows of four, every fifth query a probe."""
     positions = torch.tensor([[1, 5, 9]])
-    columns = torch.tensor([[-1, 0, 0, 0, 0, 1, 1, 1, 1, 2]])
+    columns = torch.tensor([[-1, 0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2]])
     mass = torch.tensor([[[0.6, 0.6, 0.6]]])
-    seen = Observation(columns, 3, mass=mass, stands_for=3.0, positions=positions, ends_prompt=True)
-    now = attrs.evolve(windows(1, 3, length=10), positions=positions)
-    close(ranked(ProbeSaliency(3), [seen], now), [[0.6 / 3, 0.6 / 2, 0.6]])  # probes 3, 6, 9
+    seen = Observation(columns, 3, mass=mass, stands_for=5.0, positions=positions, ends_prompt=True)
+    now = attrs.evolve(windows(1, 3, length=12), positions=positions)
+    close(ranked(ProbeSaliency(5), [seen], now), [[0.6 / 3, 0.6 / 2, 0.6]])  # probes 1, 6, 11
 
 
 @pytest.mark.parametrize("stride", [0, -1, True])

@@ -25,6 +25,8 @@ def test_ends_are_those_of_the_members_and_spread_over_them(groups: Groups) -> N
     own = members(groups, x[1, 2])
     assert low[1, 2].tolist() == [float(each.min()) for each in own]
     assert high[1, 2].tolist() == [float(each.max()) for each in own]
+    torch.testing.assert_close(groups.sums(x)[1, 2], torch.stack([each.double().sum() for each in own]))
+    assert torch.equal(groups.sums(x[1:, 2:]), groups.sums(x)[1:, 2:])
     spread = groups.spread(low, HEAD_DIM).expand_as(x)
     for group, numbers in enumerate(members(groups, spread[1, 2])):
         assert (numbers == low[1, 2, group]).all()

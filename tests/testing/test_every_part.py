@@ -18,6 +18,7 @@ from qevict.ledgers.re_encoding import ReEncoding
 from qevict.quantizers.affine import PerChannel, PerToken
 from qevict.registry import Part, Registry, Switches
 from qevict.registry.kinds import CONTRACTS, PartKind
+from qevict.routers.covering import CoverFirst
 from qevict.routers.greedy import GreedyTiers
 from qevict.scorers.cumulative import CumulativeAttention
 from qevict.scorers.recency import Recency
@@ -52,6 +53,7 @@ PARTS: tuple[Part, ...] = (
     KeyNorm(),
     *(kind(bits) for kind in (PerChannel, PerToken) for bits in (2, 3, 4, 8)),
     *(kind(2, dtype) for kind in (PerChannel, PerToken) for dtype in (torch.bfloat16, torch.float32)),
+    CoverFirst(),
     GreedyTiers(),
     GreedyTiers(shares=(0.3, 0.7)),
     GreedyTiers(shares=(1.0, 0.0)),

@@ -41,8 +41,9 @@ class Quantizer(ABC):
     Laws:
         * ``decode`` is a function of the codes alone, bit-identical each time.
         * ``|decode(encode(x)) - x|`` is at most half a step of the stored grid. Parameters are rounded outwards: a grid
-          may be wider than the data, never shifted off it. Where it is shared, this holds of the windows that it was
-          fitted to; what lies beyond it later is given its nearest end.
+          may be wider than the data, never shifted off it, unless its parameters are codes themselves: then by at most
+          one step of theirs. Where it is shared, this holds of the windows that it was fitted to; what lies beyond it
+          later is given its nearest end.
         * A window that is constant, and representable in the parameters' dtype, comes back exactly, unless
           :attr:`keeps_constants` is False.
         * The arrays of a code are those of :meth:`layout`, and what :meth:`fit` gives are those of

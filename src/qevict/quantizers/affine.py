@@ -79,9 +79,10 @@ class PerChannel(Quantizer):
         scope: whose statistics make the grid of a channel. Those of each window; or those of the sequence, fitted to
             what is encoded first, with later numbers that lie beyond put to the nearest end (ZipCache's keys, arXiv
             2405.14256).
-        scale_bits: 4 or 8: scales and zero points are codes themselves, on one grid for all channels of a window. They
-            are rounded outwards, so that a window of far-off channels wants ``centred`` as well. A window that is
-            constant then comes back exactly, but not each channel that is.
+        scale_bits: 4 or 8: scales and zero points are codes themselves, on one grid for all channels of a window; each
+            group takes the neighbours on it that lose least. A number may then lie beyond the grid of its group, by at
+            most what one step of scale or zero point makes. A window that is constant still comes back exactly, but not
+            each channel that is. Wants ``centred`` where channels are far off, which makes that grid coarse.
         centred: the mean of each channel over the sequence is taken off first.
         rotated: channels are mixed by a Hadamard matrix, in blocks of the largest power of two that divides their
             number, which spreads what is far off over all of them.

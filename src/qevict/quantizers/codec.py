@@ -1,5 +1,7 @@
 """From windows to codes and back: transforms, then a grid for each group, then codes without a gap."""
 
+from functools import partial
+
 import attrs
 import torch
 from torch import Tensor
@@ -80,8 +82,13 @@ class Codec:
             own = transform.fit(y)
             y, _ = transform.forward(y, for_windows(own, x.shape[1]))
             shared |= own
-        low, high = self.groups.ends(y.transpose(-1, -2))
-        return shared | dict(self.scales.fit(low.amin(1), high.amax(1), self._steps))
+        y = y.transpose(-1, -2)
+        low, high = self.groups.ends(y)
+
+        def loss(zero: Tensor, scale: Tensor) -> Tensor:
+            return self._loss(y, zero.unsqueeze(1), scale.unsqueeze(1)).sum(1)
+
+        return shared | dict(self.scales.fit(low.amin(1), high.amax(1), self._steps, loss))
 
     def encode(self, x: Tensor, shared: Codes) -> Codes:
         """The arrays of each window."""
@@ -90,11 +97,22 @@ class Codec:
             y, own = transform.forward(y, shared)
             stored |= own
         y = y.transpose(-1, -2)
-        stored |= self.scales.cover(*self.groups.ends(y), self._steps)
-        zero, scale = (self.groups.spread(each, x.shape[-1]) for each in self.scales.read({**shared, **stored}))
-        codes = nearest((y - zero) / torch.where(scale > 0, scale, 1), self.levels, self.paired.bits)
+        low, high = self.groups.ends(y)
+        stored |= self.scales.cover(low, high, self._steps, partial(self._loss, y))
+        codes = self._nearest(y, *self.scales.read({**shared, **stored}))
         packed = pack(by_pairs(codes).flatten(-2), self.paired.bits)
         return {"codes": packed, **stored}
+
+    def _nearest(self, y: Tensor, zero: Tensor, scale: Tensor) -> Tensor:
+        """Codes of ``[..., head_dim, window]`` on grids of ``[..., groups]``."""
+        zero, scale = (self.groups.spread(each, y.shape[-2]) for each in (zero, scale))
+        return nearest((y - zero) / torch.where(scale > 0, scale, 1), self.levels, self.paired.bits)
+
+    def _loss(self, y: Tensor, zero: Tensor, scale: Tensor) -> Tensor:
+        """Squared error of each group."""
+        places = places_of(self._nearest(y, zero, scale), self.levels, self.paired.bits)
+        zero, scale = (self.groups.spread(each, y.shape[-2]) for each in (zero, scale))
+        return self.groups.sums(torch.addcmul(zero, places, scale).sub_(y).square_())
 
     def decode(self, codes: Codes, head_dim: int) -> Tensor:
         """The windows in fp32."""

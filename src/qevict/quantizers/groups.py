@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 
 import attrs
+import torch
 from torch import Tensor
 
 
@@ -23,6 +24,10 @@ class Groups(ABC):
         """The smallest and the largest number of each group of ``[..., head_dim, window]``: ``[..., groups]``."""
 
     @abstractmethod
+    def sums(self, x: Tensor) -> Tensor:
+        """The sum over each group, likewise; in fp64, so that it does not depend on what is summed beside it."""
+
+    @abstractmethod
     def spread(self, numbers: Tensor, head_dim: int) -> Tensor:
         """``[..., groups]`` so that they broadcast with ``[..., head_dim, window]``."""
 
@@ -40,6 +45,9 @@ class ByChannel(Groups):
 
     def ends(self, x: Tensor) -> tuple[Tensor, Tensor]:
         return x.amin(-1), x.amax(-1)
+
+    def sums(self, x: Tensor) -> Tensor:
+        return x.sum(-1, dtype=torch.float64)
 
     def spread(self, numbers: Tensor, head_dim: int) -> Tensor:
         return numbers.unsqueeze(-1)
@@ -63,8 +71,15 @@ class ByToken(Groups):
         return window_tokens * (head_dim // (self.channels or head_dim))
 
     def ends(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        grouped = x.unflatten(-2, (-1, self.channels or x.shape[-2]))
+        grouped = self._grouped(x)
         return grouped.amin(-2).flatten(-2), grouped.amax(-2).flatten(-2)
+
+    def sums(self, x: Tensor) -> Tensor:
+        return self._grouped(x).sum(-2, dtype=torch.float64).flatten(-2)
+
+    def _grouped(self, x: Tensor) -> Tensor:
+        grouped: Tensor = x.unflatten(-2, (-1, self.channels or x.shape[-2]))
+        return grouped
 
     def spread(self, numbers: Tensor, head_dim: int) -> Tensor:
         if self.channels is None:

@@ -1,6 +1,9 @@
 """How scales and zero points are stored: as numbers, for each window or once, or on a grid of their own."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import reduce
+from itertools import product, starmap
 
 import attrs
 import torch
@@ -12,9 +15,15 @@ from qevict.errors import PolicyError
 from qevict.quantizers.packing import CODES_PER_GROUP, pack, packed_bytes, unpack
 from qevict.quantizers.rounding import round_down, round_up
 
+Loss = Callable[[Tensor, Tensor], Tensor]
+"""Squared error of each group, given zero points and scales: all of them ``[..., groups]``."""
+
+_Grids = tuple[Tensor, Tensor, Tensor]
+"""A loss, and codes of zero points and scales, of each group."""
+
 
 class Scales(ABC):
-    """Stores a grid for each group that covers its numbers: the zero point is rounded down, then the scale up."""
+    """Stores a grid for each group, from its smallest number to its largest."""
 
     @property
     def plain(self) -> bool:
@@ -38,12 +47,12 @@ class Scales(ABC):
         """The arrays that all windows of a KV head have in common."""
         return {}
 
-    def fit(self, low: Tensor, high: Tensor, steps: int) -> Codes:
+    def fit(self, low: Tensor, high: Tensor, steps: int, loss: Loss) -> Codes:
         """The shared arrays, for grids of that many steps from ``low`` to ``high``: ``[heads, groups]`` in fp32."""
         return NOTHING_SHARED
 
     @abstractmethod
-    def cover(self, low: Tensor, high: Tensor, steps: int) -> Codes:
+    def cover(self, low: Tensor, high: Tensor, steps: int, loss: Loss) -> Codes:
         """The arrays of each window, likewise: ``[..., groups]``."""
 
     @abstractmethod
@@ -53,7 +62,7 @@ class Scales(ABC):
 
 @attrs.frozen
 class Plain(Scales):
-    """Both as numbers of one dtype."""
+    """Both as numbers of one dtype: the zero point is rounded down, then the scale up, so that a grid covers all."""
 
     dtype: torch.dtype
 
@@ -64,7 +73,7 @@ class Plain(Scales):
     def layout(self, groups: int) -> Layout:
         return {"scale": ArraySpec((groups,), self.dtype), "zero": ArraySpec((groups,), self.dtype)}
 
-    def cover(self, low: Tensor, high: Tensor, steps: int) -> Codes:
+    def cover(self, low: Tensor, high: Tensor, steps: int, loss: Loss) -> Codes:
         zero = round_down(low, self.dtype)
         return {"scale": round_up((high - zero.float()) / steps, self.dtype), "zero": zero}
 
@@ -96,10 +105,10 @@ class PerSequence(Scales):
     def shared_layout(self, groups: int) -> Layout:
         return self.own.layout(groups)
 
-    def fit(self, low: Tensor, high: Tensor, steps: int) -> Codes:
-        return self.own.cover(low, high, steps)
+    def fit(self, low: Tensor, high: Tensor, steps: int, loss: Loss) -> Codes:
+        return self.own.cover(low, high, steps, loss)
 
-    def cover(self, low: Tensor, high: Tensor, steps: int) -> Codes:
+    def cover(self, low: Tensor, high: Tensor, steps: int, loss: Loss) -> Codes:
         return {}
 
     def read(self, codes: Codes) -> tuple[Tensor, Tensor]:
@@ -110,7 +119,10 @@ class PerSequence(Scales):
 class SecondLevel(Scales):
     """Both as codes of a few bits: one grid over all zero points of a window, and one over all its scales.
 
-    The two grids are stored by their least number and their step: ``zero_range`` and ``scale_range``.
+    The two grids are stored by their least number and their step: ``zero_range`` and ``scale_range``. A group's zero
+    point is one of the two that lie next to its smallest number, its scale one of the two next to what reaches its
+    largest; of the four grids it takes the one of least squared error. One of them covers the group, so that it never
+    loses more than by rounding outwards; a number that lies beyond its grid is given the nearest end.
 
     Attributes:
         bits: of a scale, and of a zero point.
@@ -130,12 +142,18 @@ class SecondLevel(Scales):
         codes, ends = ArraySpec((packed_bytes(groups, self.bits),), torch.uint8), ArraySpec((2,), self.dtype)
         return {"scale": codes, "scale_range": ends, "zero": codes, "zero_range": ends}
 
-    def cover(self, low: Tensor, high: Tensor, steps: int) -> Codes:
+    def cover(self, low: Tensor, high: Tensor, steps: int, loss: Loss) -> Codes:
         zero_range = self._range(low)
-        zeros = self._at_most(low, zero_range)
-        needed = (high - _on(zero_range, zeros)) / steps
-        scale_range = self._range(needed)
-        scales = self._at_least(needed, scale_range)
+        below = self._clamped(_places(low, zero_range).floor())
+        scale_range = self._range((high - _on(zero_range, below)) / steps)
+
+        def grids(up: int, down: int) -> _Grids:
+            zeros = self._clamped(below + up)
+            zero = _on(zero_range, zeros)
+            scales = self._clamped(_places((high - zero) / steps, scale_range).ceil() - down)
+            return loss(zero, _on(scale_range, scales)), zeros, scales
+
+        _, zeros, scales = reduce(_better, starmap(grids, product((0, 1), (0, 1))))
         return {
             "scale": pack(scales.to(torch.uint8), self.bits),
             "scale_range": scale_range,
@@ -151,18 +169,20 @@ class SecondLevel(Scales):
     def _top(self) -> int:
         return (1 << self.bits) - 1
 
+    def _clamped(self, codes: Tensor) -> Tensor:
+        return codes.clamp(0, self._top)
+
     def _range(self, x: Tensor) -> Tensor:
         """Least number and step of a grid that covers ``[..., groups]``."""
         least = round_down(x.amin(-1), self.dtype)
         return torch.stack((least, round_up((x.amax(-1) - least.float()) / self._top, self.dtype)), dim=-1)
 
-    def _at_most(self, x: Tensor, ends: Tensor) -> Tensor:
-        codes = _places(x, ends).floor_().clamp_(0, self._top)
-        return codes.sub_((_on(ends, codes) > x).float()).clamp_(min=0)
 
-    def _at_least(self, x: Tensor, ends: Tensor) -> Tensor:
-        codes = _places(x, ends).ceil_().clamp_(0, self._top)
-        return codes.add_((_on(ends, codes) < x).float()).clamp_(max=self._top)
+def _better(best: _Grids, found: _Grids) -> _Grids:
+    """What loses less, group by group."""
+    less = found[0] < best[0]
+    loss, zeros, scales = (torch.where(less, new, old) for new, old in zip(found, best, strict=True))
+    return loss, zeros, scales
 
 
 def _places(x: Tensor, ends: Tensor) -> Tensor:

@@ -33,9 +33,10 @@ def qevict_quantizers() -> Iterable[type[Quantizer]]:
 @hookimpl
 def qevict_routers() -> Iterable[type[TierRouter]]:
     """Hottest tier first, in bytes."""
+    from qevict.routers.covering import CoverFirst
     from qevict.routers.greedy import GreedyTiers
 
-    return [GreedyTiers]
+    return [CoverFirst, GreedyTiers]
 
 
 @hookimpl
