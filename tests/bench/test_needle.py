@@ -20,7 +20,7 @@ from qevict.bench.sharing import SharedMasses
 from qevict.errors import PolicyError
 from qevict.policy import Policy
 from qevict.scorers.cumulative import CumulativeAttention
-from qevict_baselines.snapkv import ObservationWindow
+from qevict_baselines.snapkv import PooledHeads
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 BAND_PROMPTS = 8
@@ -41,7 +41,8 @@ def test_sharing_masses_changes_no_score(chat: Any, monkeypatch: pytest.MonkeyPa
         "qevict": policies.qevict("20 %"),
         "wide": policies.qevict("20 %", window_tokens=32),
         "bare": policies.evict_only("20 %", sink_tokens=0),
-        "single queries": attrs.evolve(policies.evict_only("20 %"), scorer=ObservationWindow()),
+        "last 32 queries": policies.evict_only("20 %", prompt_queries=32),
+        "single queries": attrs.evolve(policies.evict_only("20 %"), scorer=PooledHeads()),
         "16 bits": policies.evict_only("20 %", dtype=torch.bfloat16),
     }
     model, tokenizer = chat

@@ -1,15 +1,19 @@
 """`qevict bench zoo` on a tiny model: the whole way, from prompts to a recorded file and back."""
 
 import json
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
+import attrs
 import pytest
 from tests.cli.conftest import Invoke
 
 from qevict.bench.zoo import run
 from qevict.bench.zoo.field import CANDIDATE, PLAIN, Level
-from qevict.bench.zoo.prompts import SEEN, UNSEEN
+from qevict.bench.zoo.prompts import SEEN, UNSEEN, Prompt
 from qevict.bench.zoo.record import load_record
+from qevict.bench.zoo.tasks import TASKS
 from qevict.errors import InputError, PolicyError
 
 LEVELS = (
@@ -21,7 +25,14 @@ LEVELS = (
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few levels and short texts."""
+
+    def shorter(task: Callable[[str, int], Iterator[Prompt]], length: str, count: int) -> Iterator[Prompt]:
+        for prompt in task(length, count):
+            yield attrs.evolve(prompt, text=prompt.text[:700])
+
     monkeypatch.setattr(run, "LEVELS", LEVELS)
+    monkeypatch.setattr(run, "TASKS", {name: partial(shorter, task) for name, task in TASKS.items()})
 
 
 def test_figures_are_recorded_shown_and_continued(invoke: Invoke, chat_model: str, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
-"""One forward over many caches: each is a row, whatever policy rules it."""
+"""One last forward over many caches: each is a row, whatever policy rules it."""
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,8 +20,11 @@ from qevict.hf.layers import library_layers, text_config
 
 
 @torch.no_grad()
-def forward_together(model: Any, caches: Sequence[Cache], input_ids: Tensor, *, logits: int) -> Tensor:
-    """Read the same tokens behind many caches at once; each takes them in as if they had come to it alone.
+def read_last(model: Any, caches: Sequence[Cache], input_ids: Tensor, *, logits: int) -> Tensor:
+    """Read the same tokens behind many caches at once, for the last time: each row is what its cache alone would give.
+
+    The caches are spent. What a policy makes of these tokens would show behind them only, and so nothing is scored and
+    no event takes place.
 
     Args:
         model: what a policy is attached to.
@@ -43,11 +47,18 @@ def forward_together(model: Any, caches: Sequence[Cache], input_ids: Tensor, *, 
         )
         raise UnsupportedOperationError(msg)
     config = text_config(model)
-    layers = with_owned(library_layers(config), _Rows(tuple(cache.engine for cache in caches)), Turn(config))
+    layers = with_owned(library_layers(config), _Rows(tuple(_idle(cache.engine) for cache in caches)), Turn(config))
     ids = input_ids.expand(len(caches), -1)
     cache = TransformersCache(layers=layers)
     found: Tensor = model(ids, use_cache=True, logits_to_keep=logits, **{CACHE_ARGUMENT: cache}).logits
     return found
+
+
+def _idle(engine: Engine) -> Engine:
+    """An engine that neither scores nor routes what comes."""
+    engine.wiring = attrs.evolve(engine.wiring, policy=attrs.evolve(engine.wiring.policy, route_at="prompt"))
+    engine.clock.period_tokens, engine.clock.min_tokens = sys.maxsize, 0
+    return engine
 
 
 @attrs.frozen(eq=False)

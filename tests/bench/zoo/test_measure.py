@@ -1,6 +1,7 @@
 """One reading serves all policies, both modes and many rows at once; what is told is what a cache alone would tell."""
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,11 @@ from qevict.bench.zoo import measure as measuring
 from qevict.bench.zoo.field import Cell, Level, Run, known_entrants, runs
 from qevict.bench.zoo.interim import Interim, done
 from qevict.bench.zoo.measure import Outcome, Score, measure
+from qevict.bench.zoo.plan import Schedule, visits
 from qevict.bench.zoo.prompts import SEEN, UNSEEN, Piece, Prompt, read
 from qevict.bench.zoo.record import rows_of
 from qevict.bench.zoo.tasks import RETRIEVAL, TASKS
+from qevict.bench.zoo.work import in_parallel, in_turn
 from qevict.errors import InputError
 from qevict.policy import Policy
 
@@ -93,6 +96,19 @@ def test_exact_means_every_token_that_counts(chat: tuple[Any, Any]) -> None:
     scored = list(read(tokenizer, PROMPT).scored)
     wanted = all(int(first[place - 1]) == int(ids[0, place]) for place in scored)
     assert outcome.scores["seen/full/"].exact == wanted
+
+
+@pytest.mark.slow
+def test_workers_tell_what_this_process_tells(tmp_path: Path) -> None:
+    folder = save_chat_model(tmp_path)
+    prompts = [attrs.evolve(PROMPT, task=task, place=0) for task in ("a", "b", "c")]
+    level = Level(("plain",), "900", UNSEEN, ("40 %",), 1)
+    planned = visits(prompts, (level,), lambda level: runs(known_entrants()[0], level), {})
+    deadline = time.monotonic() + 600
+    alone = list(in_turn(Schedule(list(planned), deadline, 1), folder))
+    together = list(in_parallel(Schedule(list(planned), deadline, 2), folder))
+    assert len(alone) == 3
+    assert {own.prompt: own.scores for own in together} == {own.prompt: own.scores for own in alone}
 
 
 OUTCOME = Outcome("needle/900/2", {"unseen/full/": Score(0.5, True, 1.06)}, {"seen/x/": "why"}, {"unseen": 9}, 1.0, 2.0)

@@ -82,6 +82,11 @@ def test_two_workers_get_more_done() -> None:
     assert slow < fast
 
 
+def test_a_visit_has_to_end_in_time_whoever_else_is_at_work() -> None:
+    pace = Pace({"900": (10.0, 1), "3000": (50.0, 1)}, {"900": (1.0, 1), "3000": (1.0, 1)})
+    assert Schedule(planned(), 11.0, 9, pace, FakeTime()).next() is None
+
+
 def test_what_was_done_is_not_done_again() -> None:
     whole = planned()
     done = {"a/900/0": {run.key for run in whole[0].until(9)}, "b/900/0": {"unseen/full/"}}

@@ -40,6 +40,8 @@ def test_all_scenes_stand_under_a_legend(record: Record) -> None:
     text = markdown(scenes(record.rows))
     assert text.startswith("Loss: nats")
     assert text.count("### ") == 4
+    sections = {part.split(",")[0]: part for part in text.split("### ")[1:]}
+    assert [title for title, part in sections.items() if "\n* ours, 10 % loses" in part] == ["retrieval", "perplexity"]
     assert "### perplexity, 900 tokens, before the question is seen\n\n| policy |" in text
 
 

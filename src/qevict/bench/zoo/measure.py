@@ -16,7 +16,7 @@ from qevict.errors import QevictError
 from qevict.hf.cache import Cache
 from qevict.hf.compat import CACHE_ARGUMENT
 from qevict.hf.recording import Recording
-from qevict.hf.together import forward_together
+from qevict.hf.together import read_last
 
 _TOGETHER = 8
 """Caches behind which the reply is read in one forward; more would hold more memory and gain little."""
@@ -142,7 +142,7 @@ def _logits(model: Any, caches: Sequence[Cache], part: _Part) -> list[Tensor]:
         return []
     if any(cache.library_layers for cache in caches):
         return [_alone(model, cache, part.rest, wanted) for cache in caches]
-    return list(forward_together(model, caches, part.rest, logits=wanted))
+    return list(read_last(model, caches, part.rest, logits=wanted))
 
 
 def _alone(model: Any, cache: Cache, rest: Tensor, wanted: int) -> Tensor:

@@ -87,7 +87,8 @@ def load_record(path: Path) -> Record:
 
 
 def _read_row(plain: Mapping[str, Any]) -> Row:
-    return Row(**{name: tuple(value) if isinstance(value, list) else value for name, value in plain.items()})
+    read: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in plain.items()}
+    return Row(**read)
 
 
 def rows_of(outcomes: Iterable[Outcome], order: Sequence[str]) -> tuple[Row, ...]:

@@ -79,10 +79,8 @@ def prompts_of(tasks: Sequence[str]) -> Iterator[Prompt]:
 
 
 def _outcomes(wish: Wish, schedule: Schedule) -> Iterator[Outcome]:
-    if wish.workers > 1:
-        return work.in_parallel(schedule, wish.model)
-    work.open_worker(wish.model)
-    return work.in_turn(schedule, work.visit)
+    make = work.in_parallel if wish.workers > 1 else work.in_turn
+    return make(schedule, wish.model)
 
 
 def provenance_of(wish: Wish) -> dict[str, Any]:

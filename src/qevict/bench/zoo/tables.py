@@ -6,8 +6,12 @@ from qevict.bench.statistics import Difference
 from qevict.bench.zoo.compare import Contender, Scene
 from qevict.bench.zoo.field import FULL, OURS
 from qevict.bench.zoo.prompts import SEEN
+from qevict.bench.zoo.tasks import PERPLEXITY
 
 REFERENCE: Contender = (OURS, "20 %")
+TOLD = ("retrieval", PERPLEXITY)
+"""Scenes of which claims are made in words; of single tasks the tables say enough."""
+
 _HEAD = (
     "policy",
     "bytes",
@@ -56,8 +60,13 @@ def claims(scene: Scene) -> Iterator[str]:
 
 
 def markdown(found: Iterable[Scene]) -> str:
-    """All tables, each under its heading."""
-    return "\n".join([LEGEND, *(f"### {heading(scene)}\n\n{table(scene)}" for scene in found)])
+    """All tables, each under its heading; with claims where the target is about them."""
+    return "\n".join([LEGEND, *map(_section, found)])
+
+
+def _section(scene: Scene) -> str:
+    told = "".join(f"* {claim}\n" for claim in claims(scene)) if scene.title in TOLD else ""
+    return f"### {heading(scene)}\n\n{table(scene)}" + (f"\n{told}" if told else "")
 
 
 def called(contender: Contender) -> str:

@@ -1,7 +1,7 @@
 """Worker processes: each loads the model once and reads prompts on one thread."""
 
 import multiprocessing
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import ExitStack
 from typing import Any
@@ -36,13 +36,16 @@ def visit(prompt: Prompt, runs: tuple[Run, ...]) -> Outcome:
     return measure(_held["session"], _held["tokenizer"], prompt, runs)
 
 
-Visit = Callable[[Prompt, tuple[Run, ...]], Outcome]
-
-
-def in_turn(schedule: Schedule, visit: Visit) -> Iterator[Outcome]:
+def in_turn(schedule: Schedule, model: str) -> Iterator[Outcome]:
     """Make the visits in this process, one after another."""
-    while (chosen := schedule.next()) is not None:
-        yield _learned(schedule, chosen[0].prompt, visit(chosen[0].prompt, chosen[1]), len(chosen[1]))
+    open_worker(model)
+    try:
+        while (chosen := schedule.next()) is not None:
+            own, runs = chosen
+            yield _learned(schedule, own.prompt, visit(own.prompt, runs), len(runs))
+    finally:
+        _attached.close()
+        _held.clear()
 
 
 def in_parallel(schedule: Schedule, model: str) -> Iterator[Outcome]:
