@@ -97,8 +97,9 @@ def handover_qevict(budget: Budget | str, *, share: float = 0.7, dtype: torch.dt
 def diverse_qevict(
     budget: Budget | str,
     *,
-    bits: int = 2,
-    newest_tokens: int = 32,
+    key_bits: int = 3,
+    value_bits: int = 2,
+    newest_tokens: int = 64,
     group_channels: int | None = 32,
     dtype: torch.dtype | None = None,
 ) -> Policy:
@@ -108,7 +109,7 @@ def diverse_qevict(
 
     * Codes of the same bits for less: keys centred, rotated and on grids per channel, values rotated and on grids per
       token over groups of channels, with scales that are codes of 4 bits themselves. A token of a KV head of 64
-      channels takes 44 bytes at 2 bits and 60 at 3, where QEvict's takes 68 and 84.
+      channels takes 52 bytes, with keys of 3 bits and values of 2, where QEvict's takes 68 with 2 bits for both.
     * No recent tokens in full precision but those that wait for their event: the last ``newest_tokens`` rank first,
       and are codes as well. At 10 % of 900 tokens QEvict spends more than half of its bytes on sinks and recent tokens.
     * All bytes go to codes first (:class:`~qevict.routers.covering.CoverFirst`): full precision is for what is left
@@ -118,15 +119,16 @@ def diverse_qevict(
 
     Args:
         budget: bytes per row.
-        bits: 2 (default), 3, 4 or 8.
-        newest_tokens: last tokens that rank before all others; QEvict's 32.
+        key_bits: of a key's codes: 2, 3 (default), 4 or 8.
+        value_bits: of a value's, 2 by default; what is looked up by keys suffers more from coarse ones.
+        newest_tokens: last tokens that rank before all others.
         group_channels: channels of a value that share a grid, which must divide those of a head; None for all of them.
         dtype: dtype in which full precision is stored; None for the model's.
 
     Bytes: 27 of bookkeeping per window of a row, and 128 once per KV head of 64 channels.
     """
-    keys = PerChannel(bits, scale_bits=4, centred=True, rotated=True)
-    values = PerToken(bits, scale_bits=4, rotated=True, group_channels=group_channels)
+    keys = PerChannel(key_bits, scale_bits=4, centred=True, rotated=True)
+    values = PerToken(value_bits, scale_bits=4, rotated=True, group_channels=group_channels)
     base = qevict(budget, recent_tokens=1, dtype=dtype)
-    tiers = base.tiers[0], Tier(f"int{bits}", keys, values, store=DeviceMemory())
+    tiers = base.tiers[0], Tier("codes", keys, values, store=DeviceMemory())
     return attrs.evolve(base, scorer=KeyDiff("pre_rope", newest_tokens), router=CoverFirst(), tiers=tiers)
