@@ -169,7 +169,7 @@ def _blocks(layer: Any, model: Any, offset: Tensor) -> tuple[Tensor, Tensor]:
         if not len(lines):
             continue
         arrays = {name: array[:, records.slots[lines, index].long()] for name, array in pool.lend().items()}
-        arrays |= {name: array[:, records.lane_of()[lines]] for name, array in layer.shared[index].items()}
+        arrays |= {name: array[:, records.lane_of()[lines]] for name, array in layer.shared.arrays[index].items()}
         if index == 0:
             keys[:, lines], values[:, lines] = arrays["keys"].float(), arrays["values"].float()
             continue

@@ -90,7 +90,7 @@ def test_it_is_fitted_to_the_windows_that_are_encoded_first() -> None:
     assert 0 < len(positions) < 150
     assert cache.wiring.rotary is not None
     expected = cache.wiring.rotary.unrotate(keys[:, positions], positions).mean(1)
-    torch.testing.assert_close(layer.shared[1]["keys.mean"][:, 0], expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(layer.shared.arrays[1]["keys.mean"][:, 0], expected, atol=1e-5, rtol=1e-5)
 
 
 def test_a_row_of_a_batch_shares_with_nobody() -> None:
@@ -98,7 +98,7 @@ def test_a_row_of_a_batch_shares_with_nobody() -> None:
     batch, solo = generate(MODEL, recentred(), ids, mask), generate(MODEL, recentred(), ids[1:])
     assert batch.sequences[1, 150:].tolist() == solo.sequences[0, 150:].tolist()
     for own, alone in zip(batch.cache.engine.layers, solo.cache.engine.layers, strict=True):
-        torch.testing.assert_close(own.shared[1]["keys.mean"][:, 1], alone.shared[1]["keys.mean"][:, 0])
+        torch.testing.assert_close(own.shared.arrays[1]["keys.mean"][:, 1], alone.shared.arrays[1]["keys.mean"][:, 0])
 
 
 def test_bytes_at_every_step_of_a_tight_budget() -> None:
@@ -114,12 +114,12 @@ def test_rows_that_are_chosen_and_copies_take_it_along() -> None:
     ids, mask = prompts(120, 150)
     with qevict.attach(MODEL, recentred()) as session:
         cache = session.prefill(ids, mask)
-        before = [layer.shared[1]["keys.mean"].clone() for layer in cache.engine.layers]
+        before = [layer.shared.arrays[1]["keys.mean"].clone() for layer in cache.engine.layers]
         twin = copy.deepcopy(cache)
         cache.reorder_cache(torch.tensor([1, 0]))
         for layer, other, own in zip(cache.engine.layers, twin.engine.layers, before, strict=True):
-            assert torch.equal(layer.shared[1]["keys.mean"], own[:, [1, 0]])
-            assert torch.equal(other.shared[1]["keys.mean"], own)
+            assert torch.equal(layer.shared.arrays[1]["keys.mean"], own[:, [1, 0]])
+            assert torch.equal(other.shared.arrays[1]["keys.mean"], own)
         check_laws(cache)
         cache.batch_select_indices(torch.tensor([0]))
         check_laws(cache)

@@ -15,6 +15,8 @@ from qevict.contracts.values import Codes
 from qevict.engine import records as table
 from qevict.engine.landing import Landing, per_lane
 from qevict.engine.records import Grid, Records
+from qevict.engine.shared import Shared
+from qevict.engine.waiting import Asked
 from qevict.engine.wiring import Wiring
 from qevict.transfer import to_device
 
@@ -28,28 +30,6 @@ class Totals:
     promotions: int = 0
     demotions: int = 0
     evictions: int = 0
-
-
-@attrs.frozen(eq=False)
-class Asked:
-    """Queries of a prompt's pieces that wait for its end.
-
-    Attributes:
-        vectors: ``[lanes, heads, group, queries, head_dim]``.
-        positions: ``[lanes, queries]``.
-    """
-
-    vectors: Tensor
-    positions: Tensor
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of both."""
-        return self.vectors.nbytes + self.positions.nbytes
-
-    def until(self, lengths: Tensor) -> "Asked":
-        """What is left of them in lanes cut to these lengths; the others mean nothing any more."""
-        return attrs.evolve(self, positions=torch.where(self.positions < lengths[:, None], self.positions, -1))
 
 
 @attrs.define(eq=False)
@@ -66,8 +46,7 @@ class Layer:
         regions: by pool and lane, the slots that belong to the lane; the regions of a pool follow one another.
         live: by pool and lane, the slots in use.
         hidden: by pool, what attention must not see: tokens of the dense pool, slots of the others.
-        shared: by pool, what the windows of a lane have in common as codes: arrays ``[heads, lanes, ...]``, which mean
-            nothing while a lane has no codes there.
+        shared: what the codes of a lane have in common.
         whole: every token is still held as the model gave it, or rounded once to the stored dtype.
         totals: windows moved so far.
         asked: queries that a scorer wants to see at the prompt's end, while it is read in pieces.
@@ -82,7 +61,7 @@ class Layer:
     regions: table.Counts
     live: table.Counts
     hidden: tuple[Tensor, ...]
-    shared: tuple[dict[str, Tensor], ...]
+    shared: Shared
     whole: bool = True
     totals: Totals = attrs.field(factory=Totals)
     asked: Asked | None = None
@@ -110,13 +89,7 @@ class Layer:
             regions=((0,) * lanes,) * wiring.segments,
             live=((0,) * lanes,) * wiring.segments,
             hidden=(torch.ones(0, dtype=torch.bool, device=device),) * wiring.segments,
-            shared=tuple(
-                {
-                    name: torch.zeros(wiring.heads, lanes, *spec.shape, dtype=spec.dtype, device=device)
-                    for name, spec in layout.items()
-                }
-                for layout in wiring.shared_layouts
-            ),
+            shared=Shared.open(wiring, lanes, device),
         )
 
     @property
@@ -131,12 +104,7 @@ class Layer:
         hidden = sum(mask.nbytes for mask in self.hidden)
         asked = 0 if self.asked is None else self.asked.nbytes
         sinks = self.sink_keys.nbytes + self.sink_values.nbytes
-        return pools + sinks + self.records.nbytes + hidden + asked + self.shared_bytes
-
-    @property
-    def shared_bytes(self) -> int:
-        """Bytes of what the windows of each lane have in common as codes."""
-        return sum(array.nbytes for own in self.shared for array in own.values())
+        return pools + sinks + self.records.nbytes + hidden + asked + self.shared.nbytes
 
     @property
     def coded(self) -> bool:
@@ -250,20 +218,13 @@ class Layer:
         for index, (keys, values) in enumerate(self.wiring.codecs, start=1):
             until = column + grid.widths[index]
             if until > column:
-                lent = self._codes(index)
+                lent = {**self.pools[index].lend(), **self.shared.by_slot(index, self.regions[index])}
                 own = slots[:, column:until, index]
                 own = own if grid.index is None else own.clamp(min=0)
                 codes = part(lent, "keys."), part(lent, "values.")
                 segments.append(EncodedSegment(keys, values, *codes, own, self.regions[index], self.hidden[index]))
             column = until
         return tuple(segments)
-
-    def _codes(self, segment: int) -> Codes:
-        """A pool's own arrays, and what each slot shares with its lane."""
-        lent, shared = self.pools[segment].lend(), self.shared[segment]
-        if not shared:
-            return lent
-        return {**lent, **{name: _per_slot(array, self.regions[segment]) for name, array in shared.items()}}
 
     def query(
         self,
@@ -313,13 +274,6 @@ class Layer:
 def rank_in_lane(lanes: Tensor) -> Tensor:
     """How many of the same lane came before, for lanes that ascend."""
     return torch.arange(lanes.shape[0], device=lanes.device) - torch.searchsorted(lanes, lanes)
-
-
-def _per_slot(lanes: Tensor, regions: Sequence[int]) -> Tensor:
-    """``[heads, lanes, ...]`` for each slot of each lane's region; a lane alone is not copied."""
-    if len(regions) == 1:
-        return lanes.expand(-1, regions[0], *lanes.shape[2:])
-    return lanes.repeat_interleave(to_device(regions, lanes.device), dim=1, output_size=sum(regions))
 
 
 def with_slack(need: int) -> int:

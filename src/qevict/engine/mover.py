@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from qevict.contracts.values import Codes
+from qevict.engine import fitting
 from qevict.engine import records as table
-from qevict.engine import shared
 from qevict.engine.layer import Layer, part, with_slack
 from qevict.engine.stack import Stack
 from qevict.engine.tally import Move, Tally
@@ -89,9 +89,9 @@ def _carry(stack: Stack, move: Move, tally: Tally, source: int, target: int) -> 
     blocks = _read(stack, source, slots[lines, source].long().split(by_layer))
     into = stack.free_slots(target, stack.lane_of[lines])
     positions = _positions(stack, move, lines)
-    vectors = _decoded(stack, source, {**blocks, **shared.by_line(stack, source, lines)}, positions)
-    shared.fit(stack, tally, source, target, vectors)
-    encoded = _encoded(stack, target, vectors, positions, shared.by_line(stack, target, lines))
+    vectors = _decoded(stack, source, {**blocks, **fitting.by_line(stack, source, lines)}, positions)
+    fitting.fit(stack, tally, source, target, vectors)
+    encoded = _encoded(stack, target, vectors, positions, fitting.by_line(stack, target, lines))
     _write(stack, target, into.split(by_layer), encoded)
     slots[lines, target] = into.int()
 

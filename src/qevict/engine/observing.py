@@ -9,8 +9,9 @@ from qevict.contracts.backend import Query, View
 from qevict.contracts.values import Held, Need, Observation
 from qevict.engine.forward import Forward, Incoming
 from qevict.engine.landing import per_lane
-from qevict.engine.layer import Asked, Layer
+from qevict.engine.layer import Layer
 from qevict.engine.records import Grid
+from qevict.engine.waiting import Asked
 from qevict.transfer import to_device
 
 _SINGLE_QUERIES = frozenset({Need.MASS_BY_QUERY, Need.QUERIES})

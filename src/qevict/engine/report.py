@@ -144,7 +144,7 @@ def _bytes_by_kind(engine: Engine) -> dict[str, int]:
             kinds["scales and zero points"] += living[segment] * wiring.block_bytes[segment] - codes
             kinds["ledger copies"] += (sum(layer.live[segment]) - living[segment]) * wiring.block_bytes[segment]
         used = sum(sum(live) * block for live, block in zip(layer.live, wiring.block_bytes, strict=True))
-        kinds["scales and zero points"] += layer.shared_bytes
+        kinds["scales and zero points"] += layer.shared.nbytes
         kinds["free slots"] += sum(pool.nbytes for pool in layer.pools) - used
         kinds["sinks"] += _sink_bytes(layer)
         kinds["waiting queries"] += 0 if layer.asked is None else layer.asked.nbytes

@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 
 from qevict.engine import records as table
-from qevict.engine import shared
 from qevict.engine.engine import Engine
 from qevict.engine.landing import per_lane
-from qevict.engine.layer import Asked, Layer
+from qevict.engine.layer import Layer
 from qevict.engine.stack import Stack
+from qevict.engine.waiting import Asked
 from qevict.transfer import to_device
 
 
@@ -47,7 +47,7 @@ def _select(layer: Layer, lanes: Sequence[int]) -> None:
         layer.repack(segment, own)
     index = to_device(lanes, layer.sink_keys.device)
     layer.sink_keys, layer.sink_values = layer.sink_keys[index], layer.sink_values[index]
-    shared.select(layer, index)
+    layer.shared = layer.shared.selected(index)
     if layer.asked is not None:
         layer.asked = Asked(layer.asked.vectors[index], layer.asked.positions[index])
 

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from qevict.engine import records as table
-from qevict.engine import shared
 from qevict.engine.engine import Engine
 from qevict.engine.layer import Layer, Totals, part
 from qevict.engine.records import Counts
 from qevict.engine.selection import hide
+from qevict.engine.shared import Shared
 from qevict.errors import UnsupportedOperationError
 
 COLUMNS = {"window": torch.int32, "place": torch.int8, "moves": torch.int16}
@@ -89,7 +89,7 @@ def _tensors_of(layer: Layer) -> dict[str, Tensor]:
     columns = {name: getattr(records, name) for name in (*COLUMNS, "slots")}
     columns |= {f"state.{name}": column for name, column in records.state.items()}
     columns |= {"sinks.keys": layer.sink_keys, "sinks.values": layer.sink_values}
-    columns |= dict(shared.tensors(layer))
+    columns |= dict(layer.shared.tensors())
     found = {name: column.clone(memory_format=torch.contiguous_format) for name, column in columns.items()}
     for segment, pool in enumerate(layer.pools):
         blocks = pool.read(_owned(records.slots, segment, sum(layer.live[segment])))
@@ -128,7 +128,7 @@ def _fill(layer: Layer, numbers: LayerNumbers, tensors: Mapping[str, Tensor]) ->
     layer.sink_keys, layer.sink_values = tensors["sinks.keys"], tensors["sinks.values"]
     layer.regions, layer.live, layer.whole = numbers.regions, numbers.live, numbers.whole
     layer.totals = Totals(*numbers.totals)
-    shared.refill(layer, tensors)
+    layer.shared = Shared.of(tensors, layer.wiring.segments)
     layer.records = table.lay_out(
         numbers.counts,
         opened=numbers.opened,
