@@ -69,6 +69,20 @@ def test_ragged_rows_equal_the_oracle_and_are_billed(granularity: Any) -> None:
         torch.testing.assert_close(own, theirs, atol=1e-4, rtol=0)
 
 
+@pytest.mark.parametrize("lengths", [(150,), (40, 150, 90)], ids=["solo", "ragged"])
+def test_shared_grids_are_read_in_place(lengths: tuple[int, ...]) -> None:
+    """Codes of the paired layout, whose scales are not stored by slot."""
+    keys = PerChannel(2, scope="sequence")
+    assert keys.paired is not None
+    ids, mask = prompts(*lengths)
+    run = generate(MODEL, recentred().with_tier("int2", keys=keys), ids, mask)
+    check_laws(run.cache)
+    expected = replay(MODEL, run.sequences, mask, run.watch, patch=True)
+    for own, theirs in zip(run.logits, expected, strict=True):
+        torch.testing.assert_close(own, theirs, atol=1e-4, rtol=0)
+    assert run.cache.report().windows["int2"]
+
+
 def test_each_lane_is_fitted_once_with_its_layer_and_heads() -> None:
     ids, mask = prompts(120, 150)
     for granularity, heads in (("row", [(0, 1)]), ("kv_head", [(0,), (1,)])):
