@@ -59,6 +59,18 @@ def test_every_event_judges_anew_and_other_forwards_leave_it() -> None:
     close(ranked(KeyDiff(), seen, windows(2, 5)), slow(second))
 
 
+def test_the_newest_windows_come_first_and_keep_their_order() -> None:
+    """Windows of one token at positions 0 to 4 of rows of five: the last two."""
+    keys = drawn(4, 2, 1, 7, 8)
+    plain = torch.tensor(slow(keys))
+    found = ranked(KeyDiff(newest_tokens=2), [shown(kept(keys, sinks=2))], windows(2, 5))
+    assert (found[:, 3:].amin(1) > found[:, :3].amax(1)).all()
+    assert torch.equal(found[:, 3:].argsort(1), plain[:, 3:].argsort(1))
+    close(found[:, :3], plain[:, :3])
+
+
 def test_another_domain_is_refused() -> None:
     with pytest.raises(PolicyError, match="domain is one of 'rotated', 'pre_rope', got 'rope'"):
         KeyDiff("rope")  # type: ignore[arg-type]
+    with pytest.raises(PolicyError, match="newest_tokens is a whole number of at least 0, got -1"):
+        KeyDiff(newest_tokens=-1)

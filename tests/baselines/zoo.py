@@ -28,6 +28,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "decayed_qevict": {},
     "defensive_qevict": {},
     "defensivekv": {"observed_tokens": 8},
+    "diverse_qevict": {"newest_tokens": 8, "group_channels": 8},
     "expected_attention": {"future_tokens": 16},
     "h2o": {},
     "handover_qevict": {},

@@ -88,6 +88,7 @@ def test_it_is_fitted_to_the_windows_that_are_encoded_first() -> None:
     windows = layer.records.window[layer.records.place == 1]
     positions = (windows.long()[:, None] * 8 + 5 + torch.arange(8)).flatten()
     assert 0 < len(positions) < 150
+    assert cache.wiring.rotary is not None
     expected = cache.wiring.rotary.unrotate(keys[:, positions], positions).mean(1)
     torch.testing.assert_close(layer.shared[1]["keys.mean"][:, 0], expected, atol=1e-5, rtol=1e-5)
 

@@ -297,6 +297,20 @@ def test_scales_that_are_codes_lose_no_more_than_by_rounding_outwards(part: Part
     torch.testing.assert_close(found.sum(), (back(part, x) - x).double().square().sum())
 
 
+def test_the_scales_of_a_sequence_are_chosen_by_all_its_windows() -> None:
+    """Were it by the first alone, whose numbers are small, others would lose more than by rounding outwards."""
+    part, x = PerChannel(2, scope="sequence", scale_bits=4), normal(1, 6, 8, 16) * normal(16, seed=1).exp()
+    x[:, 0] *= 0.1
+    low, high = x.amin((1, 2)), x.amax((1, 2))
+    outwards = part._codec.scales.fit(low, high, 3, lambda zero, _: torch.zeros_like(zero))
+
+    def losses(shared: Codes) -> Tensor:
+        each = for_windows(shared, 6)
+        return (part.decode({**part.encode(x, each), **each}, 16) - x).double().square().sum((1, 2))
+
+    assert (losses(part.fit(x, origin(x))) <= losses(outwards)).all()
+
+
 def test_a_grid_over_a_long_sequence_is_promised_less() -> None:
     """8192 numbers reach further than 1024."""
     part, x = PerChannel(2, scope="sequence"), normal(1, 1024, 8, 2)

@@ -10,12 +10,16 @@ import torch
 
 from qevict.contracts.budget import Budget
 from qevict.policies import qevict
-from qevict.policy import Policy
+from qevict.policy import Policy, Tier
+from qevict.quantizers.affine import PerChannel, PerToken
+from qevict.routers.covering import CoverFirst
+from qevict.stores.memory import DeviceMemory
 from qevict_baselines.accumulators import DecayedAttention, NormalisedAttention
 from qevict_baselines.adakv import AdaptiveHeads
 from qevict_baselines.criticalkv import OutputNorms, TwoStages
 from qevict_baselines.defensivekv import SafeThenWorstCase, WorstCase
 from qevict_baselines.handover import Handover
+from qevict_baselines.keydiff import KeyDiff
 from qevict_baselines.pyramidkv import PyramidShares
 from qevict_baselines.snapkv import ObservationWindow
 
@@ -88,3 +92,41 @@ def handover_qevict(budget: Budget | str, *, share: float = 0.7, dtype: torch.dt
     Bytes: 31 of bookkeeping per window of a row.
     """
     return attrs.evolve(qevict(budget, dtype=dtype), scorer=Handover(share))
+
+
+def diverse_qevict(
+    budget: Budget | str,
+    *,
+    bits: int = 2,
+    newest_tokens: int = 32,
+    group_channels: int | None = 32,
+    dtype: torch.dtype | None = None,
+) -> Policy:
+    """As many tokens as cheap codes can hold, chosen by key diversity; the composition that loses least here.
+
+    QEvict's windows and events with four parts exchanged, each for the bytes that it frees or the choice that it makes:
+
+    * Codes of the same bits for less: keys centred, rotated and on grids per channel, values rotated and on grids per
+      token over groups of channels, with scales that are codes of 4 bits themselves. A token of a KV head of 64
+      channels takes 44 bytes at 2 bits and 60 at 3, where QEvict's takes 68 and 84.
+    * No recent tokens in full precision but those that wait for their event: the last ``newest_tokens`` rank first,
+      and are codes as well. At 10 % of 900 tokens QEvict spends more than half of its bytes on sinks and recent tokens.
+    * All bytes go to codes first (:class:`~qevict.routers.covering.CoverFirst`): full precision is for what is left
+      over once every token is kept.
+    * Windows are chosen by how much their keys, before RoPE, differ from the mean direction (KeyDiff, arXiv 2504.15364,
+      on another domain than the paper's), so that what is asked later need not have been attended to already.
+
+    Args:
+        budget: bytes per row.
+        bits: 2 (default), 3, 4 or 8.
+        newest_tokens: last tokens that rank before all others; QEvict's 32.
+        group_channels: channels of a value that share a grid, which must divide those of a head; None for all of them.
+        dtype: dtype in which full precision is stored; None for the model's.
+
+    Bytes: 27 of bookkeeping per window of a row, and 128 once per KV head of 64 channels.
+    """
+    keys = PerChannel(bits, scale_bits=4, centred=True, rotated=True)
+    values = PerToken(bits, scale_bits=4, rotated=True, group_channels=group_channels)
+    base = qevict(budget, recent_tokens=1, dtype=dtype)
+    tiers = base.tiers[0], Tier(f"int{bits}", keys, values, store=DeviceMemory())
+    return attrs.evolve(base, scorer=KeyDiff("pre_rope", newest_tokens), router=CoverFirst(), tiers=tiers)

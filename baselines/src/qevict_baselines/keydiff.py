@@ -14,12 +14,16 @@ from qevict.contracts.scorer import IMPORTANCE, Scorer, State
 from qevict.contracts.values import Held, Need, Observation, RouteAt, Windows
 from qevict.policy import Policy
 from qevict.routers.greedy import GreedyTiers
-from qevict.scorers.fields import one_of
+from qevict.scorers.fields import none_or_more, one_of
 from qevict.shapes import Scores
 from qevict_baselines.composing import evicting
 
 Domain = Literal["rotated", "pre_rope"]
 """The keys as they are cached, or as they were before RoPE."""
+
+
+_FIRST = 1e4
+"""Above any sum of cosines over the tokens of a window; small enough to leave these four digits apart."""
 
 
 @attrs.frozen
@@ -37,6 +41,8 @@ class KeyDiff(Scorer):
     Args:
         domain: "rotated" (default, the paper's) takes keys as they are cached; "pre_rope" turns them back first, so
             that the anchor is not blurred by positions. That is another method, and not the paper's.
+        newest_tokens: windows that lie within the last n tokens rank before all others; 0 (default, the paper's) for
+            none. Unlike recent tokens of a policy they may be stored as codes.
 
     Bytes: 4 per window and lane.
     """
@@ -44,6 +50,7 @@ class KeyDiff(Scorer):
     name: ClassVar[str] = "keydiff"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.HELD, Need.ROTARY})
     domain: Domain = attrs.field(default="rotated", validator=one_of(*get_args(Domain)))
+    newest_tokens: int = attrs.field(default=0, validator=none_or_more)
 
     def start(self, lanes: int, windows: int, device: torch.device) -> State:
         """Nothing seen."""
@@ -56,8 +63,9 @@ class KeyDiff(Scorer):
         return {"difference": by_window(observation, observation.held, self.domain)}
 
     def rank(self, state: State, windows: Windows) -> dict[str, Scores]:
-        """How much the keys differ from the rest."""
-        return {IMPORTANCE: state["difference"]}
+        """How much the keys differ from the rest, behind those of the newest tokens."""
+        newest = windows.lengths[:, None] - windows.positions <= self.newest_tokens
+        return {IMPORTANCE: state["difference"] + _FIRST * newest}
 
 
 def by_window(observation: Observation, held: Held, domain: Domain) -> Float32[Tensor, "lanes windows"]:

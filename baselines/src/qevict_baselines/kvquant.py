@@ -60,7 +60,7 @@ class CalibratedKeys(Quantizer):
     """
 
     name: ClassVar[str] = "kvquant_keys"
-    keeps_constants: ClassVar[bool] = False  # type: ignore[misc]
+    keeps_constants: ClassVar[bool] = False
     path: str
     outliers: float = attrs.field(default=0.01, validator=_a_part)
     calibration: Calibration = attrs.field(init=False, repr=False, default=attrs.Factory(_read, takes_self=True))
@@ -113,7 +113,7 @@ class CalibratedValues(Quantizer):
     """
 
     name: ClassVar[str] = "kvquant_values"
-    keeps_constants: ClassVar[bool] = False  # type: ignore[misc]
+    keeps_constants: ClassVar[bool] = False
     path: str
     outliers: float = attrs.field(default=0.01, validator=_a_part)
     calibration: Calibration = attrs.field(init=False, repr=False, default=attrs.Factory(_read, takes_self=True))
@@ -162,7 +162,7 @@ class FittedKeys(Quantizer):
     """
 
     name: ClassVar[str] = "nuq_keys"
-    keeps_constants: ClassVar[bool] = False  # type: ignore[misc]
+    keeps_constants: ClassVar[bool] = False
     bits: int = attrs.field(default=3, validator=_known_bits)
     outliers: float = attrs.field(default=0.01, validator=_a_part)
 
@@ -204,7 +204,7 @@ class FittedValues(Quantizer):
     """
 
     name: ClassVar[str] = "nuq_values"
-    keeps_constants: ClassVar[bool] = False  # type: ignore[misc]
+    keeps_constants: ClassVar[bool] = False
     bits: int = attrs.field(default=3, validator=_known_bits)
     outliers: float = attrs.field(default=0.01, validator=_a_part)
 

@@ -29,6 +29,17 @@ def at_least_one_or_none(_instance: object, attribute: "attrs.Attribute[int | No
         raise PolicyError(msg)
 
 
+def none_or_more(_instance: object, attribute: "attrs.Attribute[int]", value: int) -> None:
+    """A whole number of at least 0.
+
+    Raises:
+        PolicyError: it is something else.
+    """
+    if value != 0 and not _is_count(value):
+        msg = f"{attribute.name} is a whole number of at least 0, got {value!r}"
+        raise PolicyError(msg)
+
+
 def one_of(*allowed: str) -> Callable[[object, "attrs.Attribute[str]", str], None]:
     """One of these words."""
 

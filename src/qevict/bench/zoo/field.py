@@ -54,7 +54,7 @@ class _Known:
 _KNOWN: Final = (
     _Known(FULL, CANDIDATE, "full"),
     _Known(OURS, CANDIDATE, "qevict"),
-    _Known("QEvict, handed over", CANDIDATE, "handover_qevict"),
+    _Known("diverse QEvict", CANDIDATE, "diverse_qevict"),
     _Known("evict-only", PLAIN, "evict_only"),
     _Known("sinks + recent", PLAIN, "sinks_recent"),
     _Known("INT8", QUANTISED, "int8"),
