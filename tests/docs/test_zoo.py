@@ -10,12 +10,12 @@ from qevict.bench.zoo.tables import markdown
 
 ROOT = Path(__file__).parents[2]
 RECORD = ROOT / "benchmarks" / "results" / "zoo.json"
-TABLES = ROOT / "docs" / "zoo-tables.md"
+PAGE = ROOT / "docs" / "zoo.md"
 
 
 @pytest.mark.skipif(
     not RECORD.exists(), reason="nothing is recorded: qevict bench zoo --write benchmarks/results/zoo.json"
 )
 def test_tables_are_those_of_the_record() -> None:
-    """Written by ``qevict bench zoo --from benchmarks/results/zoo.json`` under the page's own first lines."""
-    assert TABLES.read_text("utf-8").endswith(markdown(scenes(load_record(RECORD).rows)))
+    """Written by ``qevict bench zoo --from benchmarks/results/zoo.json`` somewhere in the page."""
+    assert markdown(scenes(load_record(RECORD).rows)) in PAGE.read_text("utf-8")

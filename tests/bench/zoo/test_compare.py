@@ -43,10 +43,16 @@ def test_differences_are_paired_on_common_prompts(record: Record) -> None:
     assert attrs.astuple(found) == pytest.approx(attrs.astuple(wanted))
     assert own.at_equal_bytes(OURS) == own.difference(OURS, THEIRS)
     assert own.difference(OURS, ("absent", None)) is None
+
+
+def test_prompts_of_one_alone_do_not_count_and_few_are_too_few(record: Record) -> None:
+    own = scene(record, "retrieval")
     shorter = attrs.evolve(own, seen={**own.seen, THEIRS: dict(list(own.seen[THEIRS].items())[1:])})
     found = shorter.difference(OURS, THEIRS)
     assert found is not None
-    assert found.mean == pytest.approx((0.4 + 0.4 + 0.32) / 3 - 2.0)
+    assert found.mean == pytest.approx((0.4 + 0.4 + 0.32 + 0.5 + 0.4 + 0.4 + 0.32) / 7 - (6 * 2.0 + 2.1) / 7)
+    few = attrs.evolve(own, seen={**own.seen, THEIRS: dict(list(own.seen[THEIRS].items())[-3:])})
+    assert few.difference(OURS, THEIRS) is None
 
 
 def test_a_policy_without_a_budget_meets_the_interpolated_curve(record: Record) -> None:

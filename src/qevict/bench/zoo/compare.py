@@ -16,6 +16,9 @@ KNOWN_FROM = 0.5
 SLACK = 0.002
 """Two policies within so much of a full cache's bytes hold the same."""
 
+LEAST = 4
+"""Fewer prompts than that have no interval: resamples of two or three say nothing."""
+
 Place = tuple[str, int]
 """A prompt: its task and number."""
 
@@ -54,9 +57,9 @@ class Scene:
         return sum(each.share for each in own) / len(own)
 
     def loss(self, contender: Contender) -> Difference | None:
-        """Loss against the full cache; None of a single prompt."""
+        """Loss against the full cache; None of a few prompts."""
         own = [each.loss for each in self.seen[contender].values()]
-        return paired_difference(own, [0.0] * len(own)) if len(own) > 1 else None
+        return _paired(own, [0.0] * len(own))
 
     def score(self, contender: Contender) -> float | None:
         """Part of the answers that are right, where the full cache knows them."""
@@ -66,7 +69,7 @@ class Scene:
         return _right(self.seen[contender].values())
 
     def difference(self, ours: Contender, theirs: Contender) -> Difference | None:
-        """Own loss less the other's, on the prompts of both; None without two of these."""
+        """Own loss less the other's, on the prompts of both; None of a few."""
         one, other = self.seen.get(ours, {}), self.seen.get(theirs, {})
         common = [place for place in one if place in other]
         return _paired([one[place].loss for place in common], [other[place].loss for place in common])
@@ -89,9 +92,9 @@ class Scene:
     def front(self, contender: Contender) -> bool | None:
         """True: nobody with as many bytes or fewer has a lower mean. False: somebody is better beyond doubt.
 
-        None: somebody has a lower mean, but the interval holds zero; or there is one prompt alone.
+        None: somebody has a lower mean, but the interval holds zero; or there are few prompts.
         """
-        own, best = self.share(contender), len(self.seen[contender]) > 1
+        own, best = self.share(contender), len(self.seen[contender]) >= LEAST
         for other in self.seen:
             if other != contender and self.share(other) <= own + SLACK:
                 found = self.difference(other, contender)
@@ -133,7 +136,7 @@ def _seen(rows: Iterable[Row]) -> dict[Contender, dict[Place, Seen]]:
 
 
 def _paired(ours: Sequence[float], theirs: Sequence[float]) -> Difference | None:
-    return paired_difference(ours, theirs) if len(ours) > 1 else None
+    return paired_difference(ours, theirs) if len(ours) >= LEAST else None
 
 
 def _right(seen: Iterable[Seen]) -> float:

@@ -7,12 +7,12 @@ from typing import Any, Final
 
 import attrs
 
+from qevict import registry
 from qevict.bench.needle import STORED
 from qevict.bench.zoo.prompts import SEEN, UNSEEN
 from qevict.bench.zoo.texts import LONG, SHORT
 from qevict.errors import PolicyError, UnknownPartError
 from qevict.policy import Policy
-from qevict.registry import default_registry
 from qevict.registry.presets import policy_of
 
 FULL, OURS = "full", "QEvict"
@@ -141,7 +141,7 @@ def known_entrants() -> tuple[tuple[Entrant, ...], tuple[str, ...]]:
     found, missing = [], []
     for known in _KNOWN:
         try:
-            preset = default_registry().get("preset", known.preset)
+            preset = registry.default_registry().get("preset", known.preset)
         except UnknownPartError:
             missing.append(known.name)
             continue

@@ -15,7 +15,7 @@ def common_words(length: str, count: int) -> Iterator[Prompt]:
 
     After RULER's common words (arXiv 2404.06654), made easier for a small model.
     """
-    rounds = 1 if length == SHORT else 3
+    rounds = 1 if length == SHORT else 4
     for place in range(count):
         chance = random.Random(f"common words/{length}/{place}")
         common, *others = chance.sample(words("nouns"), _DISTINCT)

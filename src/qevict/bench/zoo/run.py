@@ -88,15 +88,15 @@ def provenance_of(wish: Wish) -> dict[str, Any]:
     return provenance(load(wish.model)[0])
 
 
-def left_out(planned: Sequence[Visit], found: Sequence[Outcome]) -> dict[str, int]:
-    """How many prompts each cell of a task lacks of what was planned, for want of time."""
+def left_out(planned: Sequence[Visit], found: Sequence[Outcome]) -> dict[str, str]:
+    """How many prompts of each task lack a run that was planned, for want of time; by length and run."""
     measured = done(found)
-    lacking: Counter[str] = Counter()
+    lacking: dict[str, Counter[str]] = {}
     for visit in planned:
         for run in visit.until(max(visit.runs)):
             if run.key not in measured.get(visit.prompt.key, ()):
-                lacking[f"{visit.prompt.task}/{visit.prompt.length}/{run.key}"] += 1
-    return dict(lacking)
+                lacking.setdefault(f"{visit.prompt.length}/{run.key}", Counter())[visit.prompt.task] += 1
+    return {key: ", ".join(f"{count} of {task}" for task, count in own.items()) for key, own in lacking.items()}
 
 
 def refusals(found: Sequence[Outcome]) -> dict[str, str]:

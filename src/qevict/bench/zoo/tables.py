@@ -30,7 +30,8 @@ Bytes: of all storages right after the prompt, in percent of a full cache in 16 
 Differences are paired by prompt; a policy without a budget meets QEvict's losses interpolated over the logarithm of
 bytes. Right: part of the prompts on which every token of the answer is the model's first choice, where the full cache
 gets half of them. Front: nobody with as many bytes or fewer loses less on average (yes), or somebody does but is not
-told apart. Intervals are not corrected for the number of comparisons.
+told apart. Intervals are not corrected for the number of comparisons, and
+there is none where fewer than 4 prompts can be compared.
 """
 
 
