@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 DEFAULT_BUDGET = "20 %"
 
-_POLICY = "A preset (full, sinks_recent, evict_only, qevict, four_tiers), one of a plugin (see `qevict plugins`), or a TOML file."
+_POLICY = (
+    "A preset (full, sinks_recent, evict_only, qevict, four_tiers), a plugin's (`qevict plugins`), or a TOML file."
+)
 PolicyArgument = Annotated[str, typer.Argument(metavar="POLICY", help=_POLICY)]
 BudgetOption = Annotated[
     str | None,
