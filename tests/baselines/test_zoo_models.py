@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import qevict
-from tests.baselines.zoo import EVICTING, NAMES, Zoo, model_of, policy_of, run
+from tests.baselines.zoo import EVICTING, SAMPLED, Zoo, model_of, policy_of, run
 from tests.oracle import impls, prompts, replay, tiny
 
 KINDS = ("defensivekv", "ada_criticalkv", "keydiff", "kvzip", "expected_attention")
@@ -41,7 +41,7 @@ def test_families(family: str, name: str) -> None:
     equals_oracle(name, tiny(family, impl=impls(family)[0], **sizes))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", SAMPLED)
 def test_a_model_of_16_bits(name: str) -> None:
     """Scores stay in fp32; logits are those of the masked model, up to what 16 bits lose."""
     model = tiny(num_hidden_layers=1).to(torch.bfloat16)

@@ -66,7 +66,7 @@ def test_a_row_of_a_padded_batch_equals_its_solo_run(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("chunk", [32, LENGTHS[1] - 1])
+@pytest.mark.parametrize("chunk", [32, pytest.param(LENGTHS[1] - 1, marks=pytest.mark.slow)])
 def test_a_prompt_in_pieces_is_compressed_once(name: str, chunk: int) -> None:
     """C05, also with a last piece of one token, which looks like a step of decoding: equal counts, never too many."""
     whole, pieces = solo_of(name), read_in_pieces(name, chunk)

@@ -5,6 +5,7 @@ import inspect
 from typing import Any
 
 import attrs
+import pytest
 import torch
 from torch import Tensor
 
@@ -49,6 +50,24 @@ OPTIONS: dict[str, dict[str, Any]] = {
 """What each preset is tested with."""
 
 NAMES = tuple(OPTIONS)
+ALIKE = {
+    "ada_criticalkv",
+    "ada_qevict",
+    "critical_qevict",
+    "decayed_qevict",
+    "defensive_qevict",
+    "expected_attention",
+    "key_norms",
+    "normalised_qevict",
+    "observed_attention",
+    "per_head_qevict",
+    "pyramid_qevict",
+    "pyramidkv",
+    "random_eviction",
+}
+"""Presets whose parts, or parts like theirs, others have: what is of the engine runs on them with the slow tests."""
+
+SAMPLED = [pytest.param(name, marks=pytest.mark.slow if name in ALIKE else ()) for name in NAMES]
 TIERED = tuple(name for name in NAMES if name.endswith("_qevict"))
 EVICTING = tuple(name for name in NAMES if name not in TIERED)
 LENGTHS = (5, 70, 110)

@@ -84,7 +84,7 @@ def test_a_miss_says_what_was_meant(site: Path, write: Write, entry_points: Entr
     ours = registry(entry_points)
 
     with pytest.raises(
-        UnknownPartError, match=r"(?s)no preset is named 'mamoth'.*'mammoth'\?.*known: evict_only, full"
+        UnknownPartError, match=r"(?s)no preset is named 'mamoth'.*'mammoth'\?.*known: evict_only, four_tiers, full"
     ):
         ours.get("preset", "mamoth")
     with pytest.raises(UnknownPartError, match="'mammoth' is a preset"):

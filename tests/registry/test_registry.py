@@ -20,11 +20,11 @@ EntryPoints = Callable[[], tuple[EntryPoint, ...]]
 BUILT_IN = {
     "scorer": ["cumulative", "recency"],
     "quantizer": ["per_channel", "per_token"],
-    "router": ["greedy"],
+    "router": ["cover_first", "greedy"],
     "ledger": ["migration_stable", "re_encoding"],
     "backend": ["flash", "reference"],
     "store": ["device"],
-    "preset": ["evict_only", "full", "qevict", "sinks_recent"],
+    "preset": ["evict_only", "four_tiers", "full", "qevict", "sinks_recent"],
 }
 
 
