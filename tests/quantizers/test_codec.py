@@ -365,6 +365,7 @@ def test_c16_attention_keeps_its_shape_where_key_channels_are_far_off(
         (lambda: PerChannel(3, scale_bits=3), r"scale_bits=3 is unknown; allowed: 4, 8, or None"),
         (lambda: PerToken(3, scale_bits=16), r"scale_bits=16 is unknown; allowed: 4, 8, or None"),
         (lambda: PerChannel(3, scope=cast("Any", "row")), r"scope='row' is unknown; allowed: 'window', 'sequence'"),
+        (lambda: PerToken(2, rotated=1), r"rotated is True or False, got 1"),  # type: ignore[arg-type]
         (lambda: PerToken(group_channels=0), r"group_channels=0 is no number of channels; give 1 or more"),
         (
             lambda: PerToken(group_channels=32).layout(8, 80),

@@ -44,6 +44,11 @@ def _known_scale_bits(_instance: object, _attribute: object, value: int | None) 
         )
 
 
+def _yes_or_no(_instance: object, attribute: "attrs.Attribute[bool]", value: object) -> None:
+    if not isinstance(value, bool):
+        raise PolicyError(f"{attribute.name} is True or False, got {value!r}")
+
+
 def _known_scope(_instance: object, _attribute: object, value: str) -> None:
     if value not in _SCOPES:
         raise PolicyError(f"scope={value!r} is unknown; allowed: {', '.join(map(repr, _SCOPES))}")
@@ -102,9 +107,9 @@ class PerChannel(Quantizer):
     parameters: torch.dtype = attrs.field(default=torch.float16, validator=_known_dtype)
     scope: Literal["window", "sequence"] = attrs.field(default="window", validator=_known_scope, kw_only=True)
     scale_bits: int | None = attrs.field(default=None, validator=_known_scale_bits, kw_only=True)
-    centred: bool = attrs.field(default=False, kw_only=True)
-    rotated: bool = attrs.field(default=False, kw_only=True)
-    normed: bool = attrs.field(default=False, kw_only=True)
+    centred: bool = attrs.field(default=False, validator=_yes_or_no, kw_only=True)
+    rotated: bool = attrs.field(default=False, validator=_yes_or_no, kw_only=True)
+    normed: bool = attrs.field(default=False, validator=_yes_or_no, kw_only=True)
     levels: Levels = attrs.field(default="uniform", validator=_known_levels, kw_only=True)
 
     @property
@@ -192,9 +197,9 @@ class PerToken(Quantizer):
     parameters: torch.dtype = attrs.field(default=torch.float16, validator=_known_dtype)
     group_channels: int | None = attrs.field(default=None, validator=_known_group, kw_only=True)
     scale_bits: int | None = attrs.field(default=None, validator=_known_scale_bits, kw_only=True)
-    centred: bool = attrs.field(default=False, kw_only=True)
-    channel_scaled: bool = attrs.field(default=False, kw_only=True)
-    rotated: bool = attrs.field(default=False, kw_only=True)
+    centred: bool = attrs.field(default=False, validator=_yes_or_no, kw_only=True)
+    channel_scaled: bool = attrs.field(default=False, validator=_yes_or_no, kw_only=True)
+    rotated: bool = attrs.field(default=False, validator=_yes_or_no, kw_only=True)
     levels: Levels = attrs.field(default="uniform", validator=_known_levels, kw_only=True)
 
     @property
