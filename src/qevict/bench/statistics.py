@@ -1,5 +1,6 @@
 """What a difference between two policies is worth: a paired bootstrap."""
 
+import functools
 from collections.abc import Sequence
 
 import attrs
@@ -43,7 +44,13 @@ def paired_difference(ours: Sequence[float], theirs: Sequence[float], *, seed: i
     if len(ours) != len(theirs) or len(ours) < 2:
         msg = f"a paired bootstrap takes two or more pairs, got {len(ours)} and {len(theirs)} figures"
         raise ValueError(msg)
-    pairs = torch.tensor(ours, dtype=torch.float64) - torch.tensor(theirs, dtype=torch.float64)
+    return _resampled(tuple(float(one) - float(other) for one, other in zip(ours, theirs, strict=True)), seed)
+
+
+@functools.lru_cache(maxsize=4096)
+def _resampled(differences: tuple[float, ...], seed: int) -> Difference:
+    """Remembered, since tables, claims and fronts ask for the same intervals again and again."""
+    pairs = torch.tensor(differences, dtype=torch.float64)
     generator = torch.Generator().manual_seed(seed)
     drawn = torch.randint(len(pairs), (RESAMPLES, len(pairs)), generator=generator)
     means = pairs[drawn].mean(dim=1)
