@@ -103,7 +103,7 @@ def diverse_qevict(
     group_channels: int | None = 32,
     dtype: torch.dtype | None = None,
 ) -> Policy:
-    """As many tokens as cheap codes can hold, chosen by key diversity; the composition that loses least here.
+    """As many tokens as cheap codes can hold, chosen by key diversity.
 
     QEvict's windows and events with four parts exchanged, each for the bytes that it frees or the choice that it makes:
 
