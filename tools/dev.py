@@ -34,8 +34,11 @@ SUFFIX = ".exe" if os.name == "nt" else ""
 
 # What is installed in editable form, in this order; sibling distributions of this repository go here.
 DISTRIBUTIONS = (".[dev,demo]", "baselines")
+# What is compiled against the torch that these bring along; it installs without a compiler too, and says what it lacks.
+COMPILED = ("plugins/qevict-fused",)
 DECIDES_THE_INSTALL = ("build-system", "project")  # tables of pyproject.toml; the rest only configures tools
 PIN = re.compile(r"[\w.-]+==\S+")
+PIP_TELLS = ("Collecting", "Downloading", "Processing", "Installing", "qevict-fused comes without")
 NEEDED_BYTES = 3 * 2**30  # the CUDA build of torch, which pip prefers on Linux, takes twice as much
 
 LEFTOVERS = (
@@ -45,6 +48,7 @@ LEFTOVERS = (
     "site",
     "build",
     "dist",
+    "plugins/qevict-fused/build",
     ".benchmarks",
     ".hypothesis",
     ".import_linter_cache",
@@ -68,11 +72,12 @@ PIP_REMEDIES = (
 
 @dataclass(frozen=True)
 class Environment:
-    """A virtual environment: its folder, what pip installs into it, and the one whose packages it also sees."""
+    """A virtual environment: its folder, what is installed, whose packages it also sees, what is compiled there."""
 
     folder: Path
     wanted: tuple[str, ...]
     base: "Environment | None" = None
+    compiled: tuple[str, ...] = ()
 
     def program(self, name: str) -> str:
         """Return the path of an installed program."""
@@ -88,7 +93,9 @@ class Environment:
         return self.folder / "qevict-stamp"
 
 
-MAIN = Environment(ROOT / ".venv", ("-c", "constraints.txt", *(f"-e{each}" for each in DISTRIBUTIONS)))
+MAIN = Environment(
+    ROOT / ".venv", ("-c", "constraints.txt", *(f"-e{each}" for each in DISTRIBUTIONS)), compiled=COMPILED
+)
 OLDEST = Environment(ROOT / ".venv-oldest", ("-r", "constraints-oldest.txt"), base=MAIN)
 
 
@@ -122,12 +129,18 @@ def give_up(problem: str, remedy: str, details: Sequence[str] = ()) -> NoReturn:
 
 def fingerprint(environment: Environment) -> str:
     """Digest everything that an installed environment depends on."""
-    folders = [ROOT / each.partition("[")[0] for each in DISTRIBUTIONS]
+    folders = [ROOT / each.partition("[")[0] for each in (*DISTRIBUTIONS, *environment.compiled)]
     projects = [tomllib.loads((folder / "pyproject.toml").read_text("utf-8")) for folder in folders]
     asked = [project[table] for project in projects for table in DECIDES_THE_INSTALL]
     pins = [path.read_text("utf-8") for path in sorted(ROOT.glob("constraints*.txt"))]
-    everything = [sys.version, str(ROOT), environment.wanted, asked, pins]
+    sources = [path.read_text("utf-8") for each in environment.compiled for path in compiled_from(ROOT / each)]
+    everything = [sys.version, str(ROOT), environment.wanted, asked, pins, sources]
     return hashlib.sha256(json.dumps(everything, sort_keys=True).encode()).hexdigest()
+
+
+def compiled_from(folder: Path) -> Sequence[Path]:
+    """Return what decides a compilation."""
+    return sorted([folder / "setup.py", *(folder / "csrc").iterdir()])
 
 
 def is_ready(environment: Environment) -> bool:
@@ -175,21 +188,29 @@ def packages_of(environment: Environment) -> Path:
     return Path(found)
 
 
-def pip_install(environment: Environment) -> None:
-    """Install what an environment is to hold; print what pip is at, keep its last words."""
-    argv = [*environment.module("pip", "install", "--no-input", "--progress-bar", "off"), *environment.wanted]
+def install(environment: Environment) -> None:
+    """Install what an environment is to hold."""
     minutes = "a minute" if environment.base else "some minutes the first time; torch is the bulk of it"
     print(f"Installing ({minutes})", flush=True)
+    pip_install(environment, environment.wanted)
+    for each in environment.compiled:
+        print(f"Compiling {each} (a minute)", flush=True)
+        pip_install(environment, ("-v", "--no-build-isolation", "--no-deps", "-e", each))
+
+
+def pip_install(environment: Environment, wanted: Sequence[str]) -> None:
+    """Run pip; print what it is at, keep its last words."""
+    argv = [*environment.module("pip", "install", "--no-input", "--progress-bar", "off"), *wanted]
     logged = environment.folder / "qevict-install.log"
     last: deque[str] = deque(maxlen=20)
     pip = subprocess.Popen(
         argv, cwd=ROOT, text=True, errors="replace", stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
-    with pip, logged.open("w", encoding="utf-8") as log:
+    with pip, logged.open("a", encoding="utf-8") as log:
         for line in pip.stdout or ():
             log.write(line)
             last.append(line.rstrip())
-            if line.lstrip().startswith(("Collecting", "Downloading", "Processing", "Installing")):
+            if line.lstrip().startswith(PIP_TELLS):
                 print(f"  {line.strip()[:100]}", flush=True)
     if pip.returncode != 0:
         said = "\n".join(last)
@@ -209,7 +230,7 @@ def ensure(environment: Environment) -> None:
         return
     began = time.monotonic()
     make_venv(environment)
-    pip_install(environment)
+    install(environment)
     environment.stamp.write_text(fingerprint(environment), "utf-8")
     print(f"Environment ready after {time.monotonic() - began:.0f} s\n", flush=True)
 
@@ -257,6 +278,9 @@ def clean(_: Sequence[str]) -> int:
         if path.is_dir():
             shutil.rmtree(path)
             print(f"removed {path.relative_to(ROOT)}")
+    for path in (ROOT / "plugins").rglob("*.so"):
+        path.unlink()
+        print(f"removed {path.relative_to(ROOT)}")
     return 0
 
 

@@ -66,11 +66,14 @@ CASES = st.builds(
 @given(CASES, st.sampled_from([(4, 16), (8, 64), (8, 96)]))
 @settings(deadline=None, max_examples=60)
 def test_it_answers_as_the_reference_does(case: BackendCase, shape: tuple[int, int]) -> None:
-    """Rung 4 of the ladder: ragged lanes, gaps, any split over tiers and bits, several head sizes."""
+    """Rung 4 of the ladder: ragged lanes, gaps, any split over tiers and bits, several head sizes.
+
+    At position 300 the model's angles are rounded to 2^-16; codes are turned by two, whose sum is rounded otherwise.
+    """
     scene = make_scene(case, PAIRED, *shape)
     view = lay_out(scene, case.seed).view
     ours, theirs = (backend.attend(scene.query, view, want_mass=True) for backend in (FLASH, REFERENCE))
-    eps = 1e-5 if case.dtype == torch.float32 else 4 * torch.finfo(case.dtype).eps
+    eps = 3e-5 if case.dtype == torch.float32 else 4 * torch.finfo(case.dtype).eps
     torch.testing.assert_close(ours.output, theirs.output, rtol=eps, atol=eps)
     torch.testing.assert_close(ours.lse, theirs.lse, rtol=1e-5, atol=1e-5)
     for own, other in ((ours.mass, theirs.mass), (ours.protected_mass, theirs.protected_mass)):
@@ -195,11 +198,11 @@ def test_logits_beyond_what_exp_can_take() -> None:
 def test_it_says_why_it_is_chosen() -> None:
     """Device, operator and how codes are read."""
     cpu = torch.device("cpu")
-    assert FLASH.reason(Setting(cpu, torch.float32, 8, ())) == (
+    assert FLASH.reason(Setting(cpu, torch.float32, 8, (), 64)) == (
         "on cpu through aten::_scaled_dot_product_flash_attention_for_cpu"
     )
-    assert FLASH.reason(Setting(cpu, torch.bfloat16, 8, (PAIRED[0],))).endswith(", codes read in place")
-    assert FLASH.reason(Setting(cpu, torch.bfloat16, 8, PAIRED)).endswith(", codes decoded at every step")
-    assert "plain torch" in FLASH.reason(Setting(torch.device("meta"), torch.bfloat16, 8, ()))
-    assert "do not cap logits" in FLASH.reason(Setting(cpu, torch.bfloat16, 8, (), softcap=50.0))
-    assert REFERENCE.reason(Setting(cpu, torch.float32, 8, ())) is None
+    assert FLASH.reason(Setting(cpu, torch.bfloat16, 8, (PAIRED[0],), 64)).endswith(", codes read in place")
+    assert FLASH.reason(Setting(cpu, torch.bfloat16, 8, PAIRED, 64)).endswith(", codes decoded at every step")
+    assert "plain torch" in FLASH.reason(Setting(torch.device("meta"), torch.bfloat16, 8, (), 64))
+    assert "do not cap logits" in FLASH.reason(Setting(cpu, torch.bfloat16, 8, (), 64, softcap=50.0))
+    assert REFERENCE.reason(Setting(cpu, torch.float32, 8, (), 64)) is None

@@ -215,11 +215,19 @@ def test_bytes(part: Part, window: int, shared: int) -> None:
     assert shared_bytes(part, part, 128, 3) == 6 * shared
 
 
-def test_what_is_more_than_a_place_on_a_grid_is_not_offered_to_backends() -> None:
+def test_backends_are_told_what_there_is_to_read() -> None:
+    """Plain codes have a number for each code, and one grid for each group; the kit reads them all, bit by bit."""
     for part in (*KEYS, *VALUES):
-        plain = part == PerChannel(2, scope="sequence")
-        assert (part.paired is not None) == plain, part
+        assert part.paired.plain == (part == PerChannel(2, scope="sequence")), part
         assert part.keeps_constants == (part in KEYS[:2] or part in {KEYS[7], VALUES[0], VALUES[2]}), part
+
+
+def test_the_layout_names_everything_that_is_undone() -> None:
+    values = VALUES[5].paired
+    assert (values.bits, values.per, values.group_channels, values.scale_bits) == (2, "token", 16, 4)
+    assert values.places == pytest.approx((0.0, 0.6, 1.35, 3.0))
+    assert values.undone == ("hadamard", "channel_scale", "mean")
+    assert KEYS[6].paired.undone == ("norm", "hadamard", "mean")
 
 
 def test_the_grid_of_a_sequence_is_offered_to_backends() -> None:

@@ -32,7 +32,7 @@ def test_ends_are_those_of_the_members_and_spread_over_them(groups: Groups) -> N
         assert (numbers == low[1, 2, group]).all()
 
 
-def test_a_group_of_some_channels_is_no_whole_token() -> None:
-    assert ByChannel().whole
-    assert ByToken(None).whole
-    assert not ByToken(4).whole
+def test_a_group_tells_how_many_channels_of_a_token_it_has() -> None:
+    assert ByChannel().channels is None
+    assert ByToken(None).channels is None
+    assert ByToken(4).channels == 4

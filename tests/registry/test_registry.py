@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -170,3 +171,50 @@ def test_a_part_that_failed_is_recognised_by_its_own_name(
 
     with pytest.warns(PluginWarning), pytest.raises(PluginError, match=r"qevict-half 1.0.*implement rank"):
         registry(entry_points).get("scorer", "half_done")
+
+
+BACKEND = """
+import attrs
+from qevict.backends.reference import ReferenceAttention
+from qevict.contracts.backend import AttentionBackend
+from qevict.registry import hookimpl
+
+class Own(AttentionBackend):
+    name = "own"
+    provides = ReferenceAttention.provides
+    def attend(self, query, view, *, want_mass): return ReferenceAttention().attend(query, view, want_mass=want_mass)
+    def mass(self, query, view): return ReferenceAttention().mass(query, view)
+    def reason(self, setting): return "it suits"
+
+class Picky(Own):
+    name = "picky"
+    def __init__(self, device): pass
+
+@hookimpl
+def qevict_backends(): return [Own, Picky]
+"""
+
+
+def test_backends_are_offered_unasked_by_plugins_that_say_so(site: Path, write: Any) -> None:
+    """A plugin of the group ``qevict`` alone is left alone; what needs arguments cannot be offered."""
+    write(site, "qevict-own", BACKEND)
+    quiet = [EntryPoint("own", "qevict_own", "qevict")]
+    assert Registry(quiet, Switches()).offered_backends() == ()
+    assert "qevict_own" not in sys.modules
+    registry = Registry([*quiet, EntryPoint("own", "qevict_own", "qevict.backends")], Switches())
+    assert [each.name for each in registry.offered_backends()] == ["own"]
+    assert registry.get("backend", "own") is type(registry.offered_backends()[0])
+
+
+def test_a_broken_offer_costs_a_warning(site: Path, write: Any) -> None:
+    write(site, "qevict-own", "raise ImportError('no such library')")
+    registry = Registry([EntryPoint("own", "qevict_own", "qevict.backends")], Switches())
+    with pytest.warns(PluginWarning, match="no such library"):
+        assert registry.offered_backends() == ()
+    assert registry.offered_backends() == ()
+
+
+def test_switches_hold_for_offers_as_well(site: Path, write: Any) -> None:
+    write(site, "qevict-own", BACKEND)
+    registry = Registry([EntryPoint("own", "qevict_own", "qevict.backends")], Switches(no_plugins=True))
+    assert registry.offered_backends() == ()

@@ -11,8 +11,10 @@ from qevict.contracts.rotary import Rotary
 
 
 def readable(keys: Quantizer, values: Quantizer, window_tokens: int) -> bool:
-    """Keys with a grid per channel, values with a grid per token, and codes that fill machine words."""
+    """Keys with a grid per channel, values with a grid per token, nothing else, and codes that fill machine words."""
     if keys.paired is None or values.paired is None or (keys.paired.per, values.paired.per) != ("channel", "token"):
+        return False
+    if not (keys.paired.plain and values.paired.plain):
         return False
     return keys.paired.reads_words(window_tokens) and values.paired.reads_words(window_tokens)
 

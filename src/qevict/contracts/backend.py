@@ -170,6 +170,7 @@ class Setting:
         dtype: dtype in which full precision is stored.
         window_tokens: tokens of a window.
         codecs: quantizers of keys and values of the encoded tiers.
+        head_dim: channels of a key.
         partial_rotary: only some channels of a key turn with its position.
         softcap: what caps the logits of the model; None where nothing does.
     """
@@ -178,6 +179,7 @@ class Setting:
     dtype: torch.dtype
     window_tokens: int
     codecs: tuple[tuple[Quantizer, Quantizer], ...]
+    head_dim: int
     partial_rotary: bool = False
     softcap: float | None = None
 

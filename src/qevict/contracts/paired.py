@@ -6,6 +6,9 @@ import attrs
 import torch
 from torch import Tensor
 
+Undone = Literal["norm", "hadamard", "channel_scale", "mean"]
+"""What may have been done to numbers before a grid was laid over them."""
+
 _WORDS = {16: torch.int16, 32: torch.int32, 64: torch.int64}
 
 
@@ -17,13 +20,34 @@ class PairedCodes:
     channel 0, channel ``head_dim / 2``, channel 1, channel ``head_dim / 2 + 1``, and so on; scales and zero points keep
     the order of channels, or of tokens. With 8 tokens of 2 bits one 32-bit load feeds both halves of a rotation.
 
+    A number is ``zero + scale * code`` of the arrays ``codes``, ``scale`` and ``zero`` if the layout is :attr:`plain`.
+    The further attributes name what else there is to read.
+
     Attributes:
         bits: bits of a code.
         per: what shares a scale and a zero point: a channel of a window, or a token of a head.
+        group_channels: neighbouring channels that share those of a token, whose grids then lie group by group, each
+            with its tokens in order; None for all channels of a head.
+        scale_bits: 4 or 8 where scales and zero points are codes themselves, packed in order, the first in the lowest
+            bits: ``least + step * code``, with both in the arrays ``scale_range`` and ``zero_range``; None otherwise.
+        places: what stands in place of each code, in steps of the grid; None where a code stands for itself.
+        undone: what is done to these numbers, in this order: ``norm`` multiplies each token by the array of that name;
+            ``hadamard`` mixes the channels, in blocks of the largest power of two ``n`` that divides their number, by
+            Sylvester's matrix over ``2^floor(log2(n) / 2)``; ``channel_scale`` multiplies each channel by the array of
+            that name, and ``mean`` adds it.
     """
 
     bits: int
     per: Literal["channel", "token"]
+    group_channels: int | None = attrs.field(default=None, kw_only=True)
+    scale_bits: int | None = attrs.field(default=None, kw_only=True)
+    places: tuple[float, ...] | None = attrs.field(default=None, kw_only=True)
+    undone: tuple[Undone, ...] = attrs.field(default=(), kw_only=True)
+
+    @property
+    def plain(self) -> bool:
+        """A number is ``zero + scale * code``, and nothing else."""
+        return self == PairedCodes(self.bits, self.per)
 
     def reads_words(self, window_tokens: int) -> bool:
         """Whether a pair fills a machine word, so that :meth:`levels` can read it."""

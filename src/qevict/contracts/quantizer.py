@@ -75,9 +75,9 @@ class Quantizer(ABC):
 
     @property
     def paired(self) -> PairedCodes | None:
-        """The named layout of arrays ``codes``, ``scale`` and ``zero`` with ``x = zero + scale * code``, if it is that.
+        """The named layout of the arrays, if it is that one; None for any other.
 
-        Backends may read such codes without :meth:`decode`; None for any other layout.
+        Backends may read such codes without :meth:`decode`.
         """
         return None
 

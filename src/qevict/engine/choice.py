@@ -10,8 +10,8 @@ from qevict.contracts.backend import AttentionBackend, Setting
 from qevict.contracts.values import ATTENDED
 from qevict.policy import Policy
 
-CANDIDATES: tuple[AttentionBackend, ...] = (FlashAttention(),)
-"""What is asked, in this order, where a policy leaves the choice open."""
+BUILT_IN: tuple[AttentionBackend, ...] = (FlashAttention(),)
+"""What is asked, in this order, where a policy leaves the choice open and no plugin's backend suits."""
 
 
 @attrs.frozen
@@ -27,10 +27,11 @@ class Choice:
     reason: str
 
 
-def choose(policy: Policy, setting: Setting, candidates: Sequence[AttentionBackend] = CANDIDATES) -> Choice:
+def choose(policy: Policy, setting: Setting, candidates: Sequence[AttentionBackend] = BUILT_IN) -> Choice:
     """The policy's own backend; else the first candidate that has a reason and provides what the scorer needs."""
     if policy.backend is not None:
-        return Choice(policy.backend, "the policy names it")
+        reason = policy.backend.reason(setting)
+        return Choice(policy.backend, "the policy names it" + (f", {reason}" if reason else ""))
     for backend in candidates:
         reason = backend.reason(setting) if policy.scorer.needs & ATTENDED <= backend.provides else None
         if reason is not None:

@@ -14,7 +14,7 @@ from qevict.contracts.router import LayerBounds, TierRouter
 from qevict.contracts.scorer import Scorer
 from qevict.contracts.values import ArraySpec, Geometry, Layout, Windows, layout_bytes
 from qevict.engine.checks import check_parts, check_rankings, check_state
-from qevict.engine.choice import Choice, choose
+from qevict.engine.choice import BUILT_IN, Choice, choose
 from qevict.errors import PolicyError
 from qevict.policy import Policy
 
@@ -34,6 +34,7 @@ class Wiring:
         rotary: turns decoded keys; None where no tier encodes.
         device: where attention runs.
         softcap: what the model caps its logits at; None where it does not.
+        offered: backends that plugins offer, which are asked before the built-in ones.
     """
 
     policy: Policy
@@ -41,12 +42,14 @@ class Wiring:
     rotary: Rotary | None
     device: torch.device = attrs.field(factory=lambda: torch.device("cpu"))
     softcap: float | None = None
+    offered: tuple[AttentionBackend, ...] = ()
 
     def __deepcopy__(self, _memo: object) -> "Wiring":
         return self
 
     def __reduce__(self) -> "tuple[type[Wiring], tuple[object, ...]]":
-        return Wiring, (self.policy, self.geometry, self.rotary, self.device, self.softcap)  # the rest follows anew
+        own = (self.policy, self.geometry, self.rotary, self.device, self.softcap, self.offered)
+        return Wiring, own  # the rest follows anew
 
     @cached_property
     def choice(self) -> Choice:
@@ -58,10 +61,11 @@ class Wiring:
             self.geometry.dtype,
             policy.window_tokens,
             self.codecs,
+            self.geometry.head_dim,
             softcap=self.softcap,
             partial_rotary=partial,
         )
-        return choose(self.policy, setting)
+        return choose(self.policy, setting, (*self.offered, *BUILT_IN))
 
     @property
     def backend(self) -> AttentionBackend:

@@ -13,6 +13,7 @@ from qevict.hf.names import name_for
 from qevict.hf.output import check_outputs
 from qevict.hf.rotary import read_rotary
 from qevict.policy import Policy
+from qevict.registry import default_registry
 
 FAMILIES = ("gemma2", "gemma3_text", "gpt_oss", "llama", "mistral", "phi3", "qwen2", "qwen3", "qwen3_moe")
 """``model_type`` of the text configurations whose attention is checked by tests."""
@@ -62,7 +63,8 @@ def wire(model: Any, policy: Policy) -> Wiring:
     if Need.OUTPUT_PROJECTION in policy.scorer.needs:
         check_outputs(model)
     device = torch.device("cpu") if model.device.type == "meta" else model.device  # a sketch runs nowhere
-    wiring = Wiring(policy, geometry, rotary, device, _softcap(config))
+    offered = () if policy.backend is not None else default_registry().offered_backends()
+    wiring = Wiring(policy, geometry, rotary, device, _softcap(config), offered)
     wiring.check()
     return wiring
 

@@ -66,7 +66,7 @@ def _known_group(_instance: object, _attribute: object, value: int | None) -> No
         )
 
 
-@attrs.frozen
+@attrs.frozen(cache_hash=True)  # backends look it up at every step
 class PerChannel(Quantizer):
     """One grid per channel over the tokens of a window: the axis for keys, whose outliers keep to their channels.
 
@@ -113,8 +113,8 @@ class PerChannel(Quantizer):
     levels: Levels = attrs.field(default="uniform", validator=_known_levels, kw_only=True)
 
     @property
-    def paired(self) -> PairedCodes | None:
-        """Codes of channel pairs, a grid per channel; None where a number is more than its place on such a grid."""
+    def paired(self) -> PairedCodes:
+        """Codes of channel pairs, a grid per channel."""
         return self._codec.readable
 
     @property
@@ -167,7 +167,7 @@ class PerChannel(Quantizer):
         )
 
 
-@attrs.frozen
+@attrs.frozen(cache_hash=True)  # backends look it up at every step
 class PerToken(Quantizer):
     """One grid per token over the channels of a head: the axis for values, whose outliers keep to their tokens.
 
@@ -203,8 +203,8 @@ class PerToken(Quantizer):
     levels: Levels = attrs.field(default="uniform", validator=_known_levels, kw_only=True)
 
     @property
-    def paired(self) -> PairedCodes | None:
-        """Codes of channel pairs, a grid per token; None where a number is more than its place on such a grid."""
+    def paired(self) -> PairedCodes:
+        """Codes of channel pairs, a grid per token."""
         return self._codec.readable
 
     @property

@@ -11,7 +11,7 @@ from qevict.contracts.quantizer import NOTHING_SHARED, for_windows
 from qevict.contracts.values import ArraySpec, Codes, Layout
 from qevict.errors import PolicyError
 from qevict.quantizers.groups import Groups
-from qevict.quantizers.levels import Levels, nearest, places_of
+from qevict.quantizers.levels import Levels, nearest, places_of, steps_of
 from qevict.quantizers.packing import CODES_PER_GROUP, pack, packed_bytes, unpack
 from qevict.quantizers.scales import Scales
 from qevict.quantizers.transforms import Transform
@@ -36,10 +36,15 @@ class Codec:
     transforms: tuple[Transform, ...]
 
     @property
-    def readable(self) -> PairedCodes | None:
-        """How codes are packed, where a number is ``zero + scale * code`` of arrays with these names."""
-        plain = self.scales.plain and self.groups.whole and self.levels == "uniform" and not self.transforms
-        return self.paired if plain else None
+    def readable(self) -> PairedCodes:
+        """How the arrays are to be read."""
+        return attrs.evolve(
+            self.paired,
+            group_channels=self.groups.channels,
+            scale_bits=self.scales.code_bits,
+            places=None if self.levels == "uniform" else steps_of(self.levels, self.paired.bits),
+            undone=tuple(transform.undone for transform in reversed(self.transforms)),
+        )
 
     @property
     def keeps_constants(self) -> bool:

@@ -11,9 +11,9 @@ class Groups(ABC):
     """How a window falls into groups."""
 
     @property
-    @abstractmethod
-    def whole(self) -> bool:
-        """A group is a whole channel of a window, or a whole token of a head."""
+    def channels(self) -> int | None:
+        """Channels of a token that share a grid; None where a whole channel of a window does, or a whole token."""
+        return None
 
     @abstractmethod
     def count(self, window_tokens: int, head_dim: int) -> int:
@@ -36,10 +36,6 @@ class Groups(ABC):
 class ByChannel(Groups):
     """Each channel is a group, over the tokens of a window."""
 
-    @property
-    def whole(self) -> bool:
-        return True
-
     def count(self, window_tokens: int, head_dim: int) -> int:
         return head_dim
 
@@ -58,14 +54,14 @@ class ByToken(Groups):
     """Each token is a group, or several of neighbouring channels.
 
     Attributes:
-        channels: of a group; None for all of them.
+        of_group: channels of a group; None for all of them.
     """
 
-    channels: int | None
+    of_group: int | None
 
     @property
-    def whole(self) -> bool:
-        return self.channels is None
+    def channels(self) -> int | None:
+        return self.of_group
 
     def count(self, window_tokens: int, head_dim: int) -> int:
         return window_tokens * (head_dim // (self.channels or head_dim))

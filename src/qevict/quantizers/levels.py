@@ -79,10 +79,15 @@ def snr_db(levels: Levels, bits: int) -> float:
     return -10 * math.log10(noise) - 0.5
 
 
+def steps_of(levels: Levels, bits: int) -> tuple[float, ...]:
+    """Where each of ``2^bits`` levels lies, in steps from the grid's lower end."""
+    return tuple(share * (2**bits - 1) for share in shares_of(levels, bits))
+
+
 @functools.cache
-def _table(shares: tuple[float, ...], device: torch.device) -> tuple[Tensor, Tensor]:
+def _table(steps: tuple[float, ...], device: torch.device) -> tuple[Tensor, Tensor]:
     """Levels in steps of the grid, and the middles between them."""
-    levels = torch.tensor([share * (len(shares) - 1) for share in shares], dtype=torch.float32, device=device)
+    levels = torch.tensor(steps, dtype=torch.float32, device=device)
     return levels, (levels[1:] + levels[:-1]) / 2
 
 
@@ -90,7 +95,7 @@ def nearest(places: Tensor, levels: Levels, bits: int) -> Tensor:
     """Codes of the nearest levels; places are counted in steps from the grid's lower end."""
     if levels == "uniform":
         return places.round().clamp_(0, 2**bits - 1).to(torch.uint8)
-    _, middles = _table(shares_of(levels, bits), places.device)
+    _, middles = _table(steps_of(levels, bits), places.device)
     return torch.bucketize(places.contiguous(), middles, out_int32=True).to(torch.uint8)
 
 
@@ -98,5 +103,5 @@ def places_of(codes: Tensor, levels: Levels, bits: int) -> Tensor:
     """The inverse: where levels lie, in steps from the grid's lower end. Codes are whole numbers of any dtype."""
     if levels == "uniform":
         return codes.float()
-    table, _ = _table(shares_of(levels, bits), codes.device)
+    table, _ = _table(steps_of(levels, bits), codes.device)
     return table[codes.long()]

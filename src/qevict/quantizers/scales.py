@@ -26,9 +26,9 @@ class Scales(ABC):
     """Stores a grid for each group, from its smallest number to its largest."""
 
     @property
-    def plain(self) -> bool:
-        """What is stored are numbers, in arrays ``scale`` and ``zero``."""
-        return False
+    def code_bits(self) -> int | None:
+        """Bits of each, where they are codes themselves; None where they are numbers."""
+        return None
 
     @property
     def by_window(self) -> bool:
@@ -66,10 +66,6 @@ class Plain(Scales):
 
     dtype: torch.dtype
 
-    @property
-    def plain(self) -> bool:
-        return True
-
     def layout(self, groups: int) -> Layout:
         return {"scale": ArraySpec((groups,), self.dtype), "zero": ArraySpec((groups,), self.dtype)}
 
@@ -92,8 +88,8 @@ class PerSequence(Scales):
     own: Scales
 
     @property
-    def plain(self) -> bool:
-        return self.own.plain
+    def code_bits(self) -> int | None:
+        return self.own.code_bits
 
     @property
     def by_window(self) -> bool:
@@ -131,6 +127,10 @@ class SecondLevel(Scales):
 
     bits: int
     dtype: torch.dtype
+
+    @property
+    def code_bits(self) -> int:
+        return self.bits
 
     def layout(self, groups: int) -> Layout:
         if groups % CODES_PER_GROUP[self.bits]:

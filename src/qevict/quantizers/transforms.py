@@ -7,6 +7,7 @@ import attrs
 import torch
 from torch import Tensor
 
+from qevict.contracts.paired import Undone
 from qevict.contracts.quantizer import NOTHING_SHARED
 from qevict.contracts.values import ArraySpec, Codes, Layout
 from qevict.quantizers.rounding import round_up
@@ -18,6 +19,11 @@ class Transform(ABC):
     Sums are taken in fp64, so that they depend neither on the order of the windows nor on what else is summed beside
     them, once they are rounded to what is stored.
     """
+
+    @property
+    @abstractmethod
+    def undone(self) -> Undone:
+        """What :meth:`inverse` is called in the layout of codes."""
 
     def shared_layout(self, head_dim: int) -> Layout:
         """The arrays that all windows of a KV head have in common."""
@@ -50,6 +56,10 @@ class Centred(Transform):
 
     dtype: torch.dtype
 
+    @property
+    def undone(self) -> Undone:
+        return "mean"
+
     def shared_layout(self, head_dim: int) -> Layout:
         return {"mean": ArraySpec((head_dim,), self.dtype)}
 
@@ -75,6 +85,10 @@ class ChannelScaled(Transform):
 
     dtype: torch.dtype
 
+    @property
+    def undone(self) -> Undone:
+        return "channel_scale"
+
     def shared_layout(self, head_dim: int) -> Layout:
         return {"channel_scale": ArraySpec((head_dim,), self.dtype)}
 
@@ -97,6 +111,10 @@ class Rotated(Transform):
     where the block is a power of four, and orthonormal up to a factor of sqrt(2) else.
     """
 
+    @property
+    def undone(self) -> Undone:
+        return "hadamard"
+
     def forward(self, x: Tensor, shared: Codes) -> tuple[Tensor, Codes]:
         return _hadamard(x) * 2.0 ** -math.ceil(_exponent(x) / 2), {}
 
@@ -113,6 +131,10 @@ class Normed(Transform):
     """
 
     dtype: torch.dtype
+
+    @property
+    def undone(self) -> Undone:
+        return "norm"
 
     def layout(self, window_tokens: int) -> Layout:
         return {"norm": ArraySpec((window_tokens,), self.dtype)}

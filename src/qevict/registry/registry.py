@@ -2,6 +2,7 @@
 
 import functools
 import importlib.metadata
+import inspect
 import threading
 import warnings
 from collections.abc import Iterable
@@ -25,6 +26,9 @@ from qevict.version import own_version
 GROUP: Final = "qevict"
 """The entry-point group of plugins."""
 
+BACKENDS: Final = "qevict.backends"
+"""The entry-point group of those among them whose backends are asked wherever a policy names none."""
+
 
 class PluginWarning(UserWarning):
     """An installed plugin, or a part of it, could not be loaded; everything else works."""
@@ -33,7 +37,8 @@ class PluginWarning(UserWarning):
 class Registry:
     """Finds parts and presets by name: the built-in ones, then those of installed plugins.
 
-    Plugins are imported when a name is not built in, or when everything is listed, and never before.
+    Plugins are imported when a name is not built in, or when everything is listed, and never before; those that offer
+    backends unasked also when a policy leaves the choice open.
 
     Args:
         entry_points: the plugins; None for all that are installed.
@@ -47,6 +52,7 @@ class Registry:
         self._loading = False
         self._builtins: Inventory | None = None
         self._everything: Inventory | None = None
+        self._unasked: Inventory | None = None
 
     @overload
     def get(self, kind: Literal["scorer"], name: str) -> type[Scorer]: ...
@@ -85,6 +91,15 @@ class Registry:
         """Everything that is there, and what could not be loaded; imports all plugins."""
         return self._load_all()
 
+    def offered_backends(self) -> tuple[AttentionBackend, ...]:
+        """One of each backend that plugins offer unasked and that needs no argument, by name; imports those plugins."""
+        with self._lock:
+            if self._unasked is None:
+                self._unasked = self._load_plugins(Inventory((), ()), BACKENDS)
+                _warn_of(self._unasked)
+        own = (each.part for each in self._unasked.parts if each.kind == "backend")
+        return tuple(part() for part in own if isinstance(part, type) and _needs_nothing(part))
+
     def _load_builtins(self) -> Inventory:
         with self._lock:
             if self._builtins is None:
@@ -96,18 +111,17 @@ class Registry:
     def _load_all(self) -> Inventory:
         with self._lock:
             if self._everything is None:
-                self._everything = self._load_plugins(self._load_builtins())
-                for failure in self._everything.failures:
-                    warnings.warn(str(failure), PluginWarning, stacklevel=3)
+                self._everything = self._load_plugins(self._load_builtins(), GROUP)
+                _warn_of(self._everything)
             return self._everything
 
-    def _load_plugins(self, ours: Inventory) -> Inventory:
+    def _load_plugins(self, ours: Inventory, group: str) -> Inventory:
         if self._loading:
             raise PluginError("a plugin asked the registry for something while it was being loaded; ask later")
         self._loading = True
         try:
             haul, disabled = Haul(self._switches, [*ours.parts], [*ours.failures]), []
-            for entry_point in self._find_plugins(haul):
+            for entry_point in self._find_plugins(haul, group):
                 source = source_of(entry_point)
                 if self._switches.allow(source.distribution, source.entry_point):
                     load(entry_point.load, source, haul)
@@ -117,12 +131,26 @@ class Registry:
         finally:
             self._loading = False
 
-    def _find_plugins(self, haul: Haul) -> Iterable[EntryPoint]:
+    def _find_plugins(self, haul: Haul, group: str) -> Iterable[EntryPoint]:
         found = self._entry_points
         if found is None:
             with haul.guard(Source("installed distributions", "", "*")):
-                found = tuple(importlib.metadata.entry_points(group=GROUP))
-        return sorted(found or (), key=lambda each: (source_of(each).distribution, each.name))
+                found = tuple(importlib.metadata.entry_points(group=group))
+        own = (each for each in found or () if each.group == group)
+        return sorted(own, key=lambda each: (source_of(each).distribution, each.name))
+
+
+def _warn_of(inventory: Inventory) -> None:
+    for failure in inventory.failures:
+        warnings.warn(str(failure), PluginWarning, stacklevel=4)
+
+
+def _needs_nothing(part: type) -> bool:
+    empty = inspect.Parameter.empty
+    return all(
+        each.default is not empty or each.kind in {each.VAR_POSITIONAL, each.VAR_KEYWORD}
+        for each in inspect.signature(part).parameters.values()
+    )
 
 
 @functools.cache

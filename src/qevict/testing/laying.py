@@ -12,7 +12,7 @@ from torch import Tensor
 from qevict.contracts.backend import EncodedSegment, View
 from qevict.contracts.quantizer import Quantizer
 from qevict.contracts.values import Codes
-from qevict.testing.scenes import ABSENT, DENSE, Scene
+from qevict.testing.scenes import ABSENT, DENSE, Scene, encoded
 from qevict.testing.values import normal
 
 
@@ -45,7 +45,7 @@ def lay_out(scene: Scene, seed: int, *, filler: float = 1.0) -> Placed:
     homes = [_homes(scene, lane, chance) for lane in range(case.lanes)]
     shelves = [_shelve(scene, homes, home, chance) for home in range(len(scene.codecs) + 1)]
     keys, values = _dense_pools(scene, shelves[0], filler)
-    encoded = tuple(_encoded(scene, codec, shelf, filler) for codec, shelf in enumerate(shelves[1:]))
+    encoded = tuple(_segment(scene, codec, shelf, filler) for codec, shelf in enumerate(shelves[1:]))
     present = torch.cat([shelf.present for shelf in shelves], dim=1)
     view = View(
         sink_keys=scene.sink_keys,
@@ -148,7 +148,7 @@ def _dense_pools(scene: Scene, shelf: _Shelf, filler: float) -> tuple[Tensor, Te
     return keys, values
 
 
-def _encoded(scene: Scene, codec: int, shelf: _Shelf, filler: float) -> EncodedSegment:
+def _segment(scene: Scene, codec: int, shelf: _Shelf, filler: float) -> EncodedSegment:
     keys, values = scene.codecs[codec]
     return EncodedSegment(
         keys,
@@ -165,7 +165,7 @@ def _lent(scene: Scene, quantizer: Quantizer, codes: Codes, shelf: _Shelf, fille
     """The arrays of an encoded pool; free slots hold codes of something else."""
     heads, _, window, head_dim = scene.keys.shape
     junk = min(filler, 1e4) * normal(scene.case.seed + 12, heads, shelf.capacity, window, head_dim)
-    arrays = {name: array.clone() for name, array in quantizer.encode(junk).items()}
+    arrays = {name: array.clone() for name, array in encoded(quantizer, junk).items()}
     slots, blocks = torch.tensor([*shelf.pool]).long(), torch.tensor([*shelf.pool.values()]).long()
     for name, array in arrays.items():
         array[:, slots] = codes[name][:, blocks]

@@ -15,8 +15,9 @@ from qevict.contracts.values import Codes, Layout, layout_bytes
 from qevict.errors import PolicyError
 from qevict.testing.contract import RegisteredContract, declares, law, plain_law
 from qevict.testing.operators import Operators
+from qevict.testing.pairs import plainly_read
 from qevict.testing.quantizing import SHAPES, QuantizerCase
-from qevict.testing.values import copied, gap, normal, require, same_bits, same_values
+from qevict.testing.values import close, copied, gap, normal, require, same_bits, same_values
 
 _ROUNDING = 2.0**-22
 """What a few operations in fp32 may add to an error, relative to the largest number."""
@@ -123,6 +124,18 @@ class QuantizerContract(RegisteredContract[Quantizer, QuantizerCase]):
             alone = self.part.fit(x[head : head + 1], Origin(0, (head,)))
             among = {name: array[head : head + 1] for name, array in together.items()}
             require(same_values(alone, among), f"alone, the windows of head {head} share other numbers")
+
+    @law("Codes that claim to be paired are: read as that layout says, they give what decode gives.")
+    def test_paired_codes_are_what_their_layout_says(self, case: QuantizerCase) -> None:
+        layout, x = self.part.paired, self._numbers(case)
+        if layout is None:
+            return
+        codes = self._codes(x)
+        read = plainly_read(layout, codes, case.window_tokens, case.head_dim)
+        decoded = self.part.decode(codes, case.head_dim).double()
+        require(
+            close(decoded, read, 1e-5 * max(1.0, float(read.abs().max()))), f"read bit by bit: {gap(decoded, read)}"
+        )
 
     @law("decode is a function of the codes alone, bit-identical each time.")
     def test_decoding_is_a_function_of_the_codes_alone(self, case: QuantizerCase) -> None:

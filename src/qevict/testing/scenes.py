@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from qevict.contracts.backend import Query
-from qevict.contracts.quantizer import Quantizer
+from qevict.contracts.quantizer import Origin, Quantizer, for_windows
 from qevict.contracts.rotary import Rotary
 from qevict.contracts.values import Codes
 from qevict.testing.rotary import plainly_rotated
@@ -152,6 +152,12 @@ def make_scene(case: BackendCase, codecs: Codecs, window_tokens: int, head_dim: 
     )
 
 
+def encoded(quantizer: Quantizer, windows: Tensor) -> Codes:
+    """Codes of windows, and what these share beside them, as a backend is given both."""
+    shared = for_windows(quantizer.fit(windows, Origin(0, (*range(windows.shape[0]),))), windows.shape[1])
+    return {**shared, **quantizer.encode(windows, shared)}
+
+
 @attrs.frozen(eq=False)
 class _Blocks:
     """All blocks, encoded by every codec, and decoded by the one that is theirs."""
@@ -167,8 +173,8 @@ def _make_blocks(case: BackendCase, codecs: Codecs, window_tokens: int, head_dim
     count = case.lanes * (case.windows + 1)
     shape = (case.heads, count, window_tokens, head_dim)
     raw_keys, raw_values = 2 * normal(case.seed + 4, *shape), normal(case.seed + 5, *shape)
-    key_codes = tuple(keys.encode(raw_keys) for keys, _ in codecs)
-    value_codes = tuple(values.encode(raw_values) for _, values in codecs)
+    key_codes = tuple(encoded(keys, raw_keys) for keys, _ in codecs)
+    value_codes = tuple(encoded(values, raw_values) for _, values in codecs)
     codec = (uniform(case.seed + 6, count) * len(codecs)).long()
     decoded_keys = [keys.decode(codes, head_dim) for (keys, _), codes in zip(codecs, key_codes, strict=True)]
     decoded_values = [values.decode(codes, head_dim) for (_, values), codes in zip(codecs, value_codes, strict=True)]

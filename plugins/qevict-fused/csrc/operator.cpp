@@ -1,0 +1,474 @@
+// The operator `qevict_fused::attend` on the stable ABI of LibTorch: looks at everything that it is given before a kernel
+// does, cuts the work into pieces, and puts their answers together.
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/core/ScalarType.h>
+#include <torch/headeronly/util/Exception.h>
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "problem.h"
+
+namespace qevict_fused {
+namespace {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+
+constexpr int64_t never = std::numeric_limits<int64_t>::max();
+constexpr int64_t tiny = 4096;  // tokens, over all heads, that are not worth a second thread
+
+// ── what is given ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+std::string shape_of(const Tensor& tensor) {
+  std::string text = "[";
+  for (int64_t axis = 0; axis < tensor.dim(); ++axis) text += (axis ? ", " : "") + std::to_string(tensor.size(axis));
+  return text + "]";
+}
+
+void check_shape(const char* name, const Tensor& tensor, const std::vector<int64_t>& wanted) {
+  bool same = tensor.dim() == static_cast<int64_t>(wanted.size());
+  for (size_t axis = 0; same && axis < wanted.size(); ++axis) same = wanted[axis] < 0 || tensor.size(axis) == wanted[axis];
+  std::string shape = "[";
+  for (size_t axis = 0; axis < wanted.size(); ++axis) {
+    shape += (axis ? ", " : "") + (wanted[axis] < 0 ? std::string("any") : std::to_string(wanted[axis]));
+  }
+  STD_TORCH_CHECK(same, "qevict_fused::attend: ", name, " must be ", shape, "], got ", shape_of(tensor));
+  STD_TORCH_CHECK(tensor.is_cpu(), "qevict_fused::attend: ", name, " must be on the CPU");
+}
+
+void check_type(const char* name, const Tensor& tensor, ScalarType wanted) {
+  STD_TORCH_CHECK(tensor.scalar_type() == wanted, "qevict_fused::attend: ", name, " has the wrong dtype");
+}
+
+Number number_of(const char* name, const Tensor& tensor) {
+  switch (tensor.scalar_type()) {
+    case ScalarType::Float: return Number::float32;
+    case ScalarType::Half: return Number::float16;
+    case ScalarType::BFloat16: return Number::bfloat16;
+    default: STD_TORCH_CHECK(false, "qevict_fused::attend: ", name, " must be float32, float16 or bfloat16");
+  }
+}
+
+// [heads, slots, ...] with contiguous blocks.
+Blocks blocks_of(const char* name, const Tensor& tensor, const std::vector<int64_t>& wanted, bool bytes) {
+  check_shape(name, tensor, wanted);
+  int64_t expected = 1;
+  for (int64_t axis = tensor.dim() - 1; axis > 1; --axis) {
+    STD_TORCH_CHECK(tensor.size(axis) == 1 || tensor.stride(axis) == expected, "qevict_fused::attend: the blocks of ",
+                    name, " must be contiguous");
+    expected *= tensor.size(axis);
+  }
+  if (bytes) check_type(name, tensor, ScalarType::Byte);
+  const Number number = bytes ? Number::float32 : number_of(name, tensor);
+  const int64_t item = bytes ? 1 : (number == Number::float32 ? 4 : 2);
+  return {static_cast<const char*>(tensor.data_ptr()), tensor.stride(0) * item, tensor.stride(1) * item, number};
+}
+
+// Whole numbers of either width, with any strides.
+std::vector<int64_t> integers(const char* name, const Tensor& tensor, const std::vector<int64_t>& wanted) {
+  check_shape(name, tensor, wanted);
+  const bool wide = tensor.scalar_type() == ScalarType::Long;
+  STD_TORCH_CHECK(wide || tensor.scalar_type() == ScalarType::Int, "qevict_fused::attend: ", name,
+                  " must be int32 or int64");
+  const int64_t rows = tensor.size(0), columns = tensor.dim() > 1 ? tensor.size(1) : 1;
+  const int64_t row_stride = tensor.stride(0), column_stride = tensor.dim() > 1 ? tensor.stride(1) : 0;
+  std::vector<int64_t> found(rows * columns);
+  const void* data = tensor.data_ptr();
+  for (int64_t row = 0; row < rows; ++row) {
+    for (int64_t column = 0; column < columns; ++column) {
+      const int64_t at = row * row_stride + column * column_stride;
+      found[row * columns + column] = wide ? static_cast<const int64_t*>(data)[at] : static_cast<const int32_t*>(data)[at];
+    }
+  }
+  return found;
+}
+
+float number_at(const char* data, Number number, int64_t index) {
+  uint32_t bits = 0;
+  float x;
+  if (number == Number::float32) {
+    std::memcpy(&x, data + 4 * index, 4);
+    return x;
+  }
+  std::memcpy(&bits, data + 2 * index, 2);
+  if (number == Number::float16) return torch::headeronly::detail::fp16_ieee_to_fp32_value(static_cast<uint16_t>(bits));
+  bits <<= 16;
+  std::memcpy(&x, &bits, 4);
+  return x;
+}
+
+// Numbers of any of the three dtypes, with any strides, as contiguous fp32 times a factor.
+std::vector<float> floats(const char* name, const Tensor& tensor, float factor) {
+  const Number number = number_of(name, tensor);
+  const int64_t last = tensor.dim() - 1, length = tensor.size(last), stride = tensor.stride(last);
+  std::vector<float> found(tensor.numel());
+  std::vector<int64_t> index(tensor.dim(), 0);
+  const auto* data = static_cast<const char*>(tensor.data_ptr());
+  for (size_t row = 0; row < found.size(); row += length) {
+    int64_t at = 0;
+    for (int64_t axis = 0; axis < last; ++axis) at += index[axis] * tensor.stride(axis);
+    for (int64_t each = 0; each < length; ++each) found[row + each] = number_at(data, number, at + each * stride) * factor;
+    for (int64_t axis = last - 1; axis >= 0; --axis) {
+      if (++index[axis] < tensor.size(axis)) break;
+      index[axis] = 0;
+    }
+  }
+  return found;
+}
+
+// ── segments ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+// One side of an encoded segment: numbers that say what its arrays are, and the arrays in this order.
+enum Format : int64_t { bits, scale_bits, per_channel, group_channels, hadamard, normed, scaled, centred, levelled, fields };
+
+// Reads the arrays of a list one after another.
+struct Arrays {
+  const std::vector<Tensor>& all;
+  size_t next = 0;
+
+  const Tensor& take() {
+    STD_TORCH_CHECK(next < all.size(), "qevict_fused::attend: formats ask for more arrays than there are");
+    return all[next++];
+  }
+};
+
+Codes codes_of(const int64_t* format, Arrays& arrays, int64_t heads, int64_t slots, int64_t window, int64_t head_dim) {
+  Codes codes;
+  const int64_t width = format[Format::bits], scale_width = format[Format::scale_bits];
+  STD_TORCH_CHECK(width == 2 || width == 3 || width == 4 || width == 8, "qevict_fused::attend: codes of ", width,
+                  " bits; allowed: 2, 3, 4, 8");
+  STD_TORCH_CHECK(scale_width == 0 || scale_width == 4 || scale_width == 8, "qevict_fused::attend: scales of ",
+                  scale_width, " bits; allowed: 0, 4, 8");
+  const int64_t channels = format[Format::group_channels];
+  STD_TORCH_CHECK(channels > 0 && head_dim % channels == 0, "qevict_fused::attend: groups of ", channels,
+                  " channels do not divide ", head_dim);
+  STD_TORCH_CHECK(window * head_dim * width % 8 == 0, "qevict_fused::attend: codes do not fill whole bytes");
+  codes.bits = static_cast<int32_t>(width);
+  codes.scale_bits = static_cast<int32_t>(scale_width);
+  codes.per_channel = format[Format::per_channel] != 0;
+  codes.groups = codes.per_channel ? head_dim : window * (head_dim / channels);
+  codes.hadamard = format[Format::hadamard] != 0;
+  codes.codes = blocks_of("codes", arrays.take(), {heads, slots, window * head_dim * width / 8}, true);
+  const bool packed = scale_width != 0;
+  const int64_t grids = packed ? codes.groups * scale_width / 8 : codes.groups;
+  codes.scale = blocks_of("scale", arrays.take(), {heads, slots, grids}, packed);
+  codes.zero = blocks_of("zero", arrays.take(), {heads, slots, grids}, packed);
+  if (packed) {
+    STD_TORCH_CHECK(codes.groups * scale_width % 8 == 0, "qevict_fused::attend: scales do not fill whole bytes");
+    codes.scale_range = blocks_of("scale_range", arrays.take(), {heads, slots, 2}, false);
+    codes.zero_range = blocks_of("zero_range", arrays.take(), {heads, slots, 2}, false);
+  }
+  if (format[Format::normed]) codes.norm = blocks_of("norm", arrays.take(), {heads, slots, window}, false);
+  if (format[Format::scaled]) codes.channel_scale = blocks_of("channel_scale", arrays.take(), {heads, slots, head_dim}, false);
+  if (format[Format::centred]) codes.mean = blocks_of("mean", arrays.take(), {heads, slots, head_dim}, false);
+  if (format[Format::levelled]) {
+    const Tensor& places = arrays.take();
+    check_shape("levels", places, {int64_t{1} << width});
+    check_type("levels", places, ScalarType::Float);
+    STD_TORCH_CHECK(places.is_contiguous(), "qevict_fused::attend: levels must be contiguous");
+    codes.places = static_cast<const float*>(places.data_ptr());
+  }
+  return codes;
+}
+
+// Where the windows of all lanes lie: what a kernel reads of slots, windows and which of them are there.
+struct Places {
+  std::vector<int32_t> slots;
+  std::vector<int64_t> firsts;
+};
+
+struct Columns {
+  std::vector<int64_t> windows;
+  std::optional<Tensor> present;
+  int64_t lanes, all, window, sinks;
+
+  Places of(const char* name, const Tensor& tensor, int64_t first, int64_t capacity) const {
+    const int64_t own = tensor.dim() == 2 ? tensor.size(1) : -1;
+    const std::vector<int64_t> slots = integers(name, tensor, {lanes, -1});
+    STD_TORCH_CHECK(first + own <= all, "qevict_fused::attend: ", name, " has more columns than there are windows");
+    const auto* here = present ? static_cast<const bool*>(present->data_ptr()) : nullptr;
+    Places places{std::vector<int32_t>(lanes * own, 0), std::vector<int64_t>(lanes * own, never)};
+    for (int64_t lane = 0; lane < lanes; ++lane) {
+      for (int64_t column = 0; column < own; ++column) {
+        if (here && !here[lane * present->stride(0) + (first + column) * present->stride(1)]) continue;
+        const int64_t slot = slots[lane * own + column], at = windows[lane * all + first + column];
+        STD_TORCH_CHECK(slot >= 0 && slot < capacity, "qevict_fused::attend: ", name, " points at slot ", slot, " of ",
+                        capacity);
+        STD_TORCH_CHECK(at >= 0 && at < (int64_t{1} << 40), "qevict_fused::attend: window ", at, " is none");
+        places.slots[lane * own + column] = static_cast<int32_t>(slot);
+        places.firsts[lane * own + column] = at * window + sinks;
+      }
+    }
+    return places;
+  }
+};
+
+// ── the operator ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+bool has_avx2() {
+#if defined(QEVICT_HAS_AVX2)
+  __builtin_cpu_init();
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+#else
+  return false;
+#endif
+}
+
+Kernels kernels_of(const std::string& instructions) {
+  STD_TORCH_CHECK(instructions == "" || instructions == "portable" || instructions == "avx2",
+                  "qevict_fused::attend: instructions are 'avx2', 'portable' or '' for what suits, got '", instructions, "'");
+  static const bool fast = has_avx2();
+  STD_TORCH_CHECK(fast || instructions != "avx2", "qevict_fused::attend: this processor has no AVX2 with FMA and F16C");
+#if defined(QEVICT_HAS_AVX2)
+  if (fast && instructions != "portable") return avx2_kernels();
+#endif
+  return portable_kernels();
+}
+
+std::string instruction_set() { return has_avx2() ? "avx2" : "portable"; }
+
+std::vector<Piece> cut(const Problem& problem) {
+  std::vector<Piece> pieces;
+  for (int64_t lane = 0; lane < problem.lanes; ++lane) {
+    for (int64_t head = 0; head < problem.heads; ++head) {
+      for (size_t index = 0; index < problem.segments.size(); ++index) {
+        const Segment& segment = problem.segments[index];
+        const int64_t most = piece_tokens / segment.window, length = most > 0 ? most : 1;
+        for (int64_t first = 0; first < segment.columns; first += length) {
+          const int64_t last = first + length < segment.columns ? first + length : segment.columns;
+          pieces.push_back({lane, head, static_cast<int64_t>(index), first, last});
+        }
+      }
+    }
+  }
+  return pieces;
+}
+
+// Where the answers go.
+struct Answer {
+  float *output, *lse, *masses;
+  Number number;
+};
+
+void put(const Answer& answer, int64_t index, float x) {
+  if (answer.number == Number::float32) {
+    answer.output[index] = x;
+    return;
+  }
+  auto* to = reinterpret_cast<uint16_t*>(answer.output) + index;
+  if (answer.number == Number::float16) {
+    *to = torch::headeronly::detail::fp16_ieee_from_fp32_value(x);
+  } else {
+    *to = torch::headeronly::detail::round_to_nearest_even(x);
+  }
+}
+
+// Puts the pieces of one lane and KV head together, in their order.
+void merge(const Problem& problem, const std::vector<Piece>& pieces, const std::vector<float>& partials, int64_t first,
+           int64_t last, const Answer& answer) {
+  const int64_t group = problem.group, head_dim = problem.head_dim, floats = group * (head_dim + 2);
+  const int64_t strip = pieces.empty() ? 0 : pieces[first].lane * problem.heads + pieces[first].head;
+  std::vector<float> sum(head_dim);
+  for (int64_t query = 0; query < group; ++query) {
+    const int64_t row = strip * group + query;
+    const float sink = problem.sink_logits && problem.visible[pieces[first].lane] > 0 ? problem.sink_logits[row] : -INFINITY;
+    float top = sink;
+    for (int64_t piece = first; piece < last; ++piece) {
+      const float own = partials[piece * floats + query];
+      top = own > top ? own : top;
+    }
+    const float base = top == -INFINITY ? 0 : top;
+    float total = std::exp(sink - base);
+    std::fill(sum.begin(), sum.end(), 0.0f);
+    for (int64_t piece = first; piece < last; ++piece) {
+      const float* own = partials.data() + piece * floats;
+      if (own[query] == -INFINITY) continue;
+      const float weight = std::exp(own[query] - base);
+      total += weight * own[group + query];
+      const float* output = own + 2 * group + query * head_dim;
+      for (int64_t channel = 0; channel < head_dim; ++channel) sum[channel] += weight * output[channel];
+    }
+    const float divisor = total == 0 ? 1 : total;
+    answer.lse[row] = total == 0 ? -INFINITY : base + std::log(total);
+    for (int64_t channel = 0; channel < head_dim; ++channel) put(answer, row * head_dim + channel, sum[channel] / divisor);
+    if (!answer.masses) continue;
+    for (int64_t piece = first; piece < last; ++piece) {
+      const float own = partials[piece * floats + query];
+      const float share = own == -INFINITY ? 0 : std::exp(own - base) / divisor;
+      const int64_t column = problem.segments[pieces[piece].segment].first_column;
+      float* masses = answer.masses + row * problem.columns + column;
+      for (int64_t at = pieces[piece].first; at < pieces[piece].last; ++at) masses[at] *= share;
+    }
+  }
+}
+
+void run(const Problem& problem, const Kernels& kernels, const Answer& answer) {
+  const std::vector<Piece> pieces = cut(problem);
+  const int64_t count = static_cast<int64_t>(pieces.size()), strips = problem.lanes * problem.heads;
+  const int64_t group = problem.group, floats = group * (problem.head_dim + 2), each = strips ? count / strips : 0;
+  const int64_t memory = scratch_floats(problem);
+  std::vector<float> partials(count * floats);
+  const auto attend = [&](int64_t begin, int64_t end) {
+    std::vector<float> scratch(memory);
+    for (int64_t index = begin; index < end; ++index) {
+      const Piece& piece = pieces[index];
+      float* own = partials.data() + index * floats;
+      const int64_t column = problem.segments[piece.segment].first_column + piece.first;
+      const int64_t row = (piece.lane * problem.heads + piece.head) * group;
+      float* masses = answer.masses ? answer.masses + row * problem.columns + column : nullptr;
+      kernels.attend(problem, piece, scratch.data(), {own, own + group, own + 2 * group}, masses, problem.columns);
+    }
+  };
+  int64_t tokens = 0;
+  for (const Segment& segment : problem.segments) tokens += strips * segment.columns * segment.window;
+  if (tokens * group < tiny) {
+    attend(0, count);
+  } else {
+    torch::stable::parallel_for(0, count, 1, attend);
+  }
+  for (int64_t strip = 0; strip < strips; ++strip) merge(problem, pieces, partials, strip * each, (strip + 1) * each, answer);
+}
+
+std::tuple<Tensor, Tensor, Tensor> attend(
+    const Tensor& queries, const Tensor& positions, double scaling, double softcap, std::optional<Tensor> sink_logits,
+    const Tensor& sink_keys, const Tensor& sink_values, const Tensor& keys, const Tensor& values, const Tensor& slots,
+    const Tensor& windows, std::optional<Tensor> present, const Tensor& lengths, std::optional<Tensor> frequencies,
+    double amplitude, const Tensor& offsets, const std::vector<Tensor>& arrays, const std::vector<int64_t>& formats,
+    bool want_mass, const std::string& instructions) {
+  const Kernels kernels = kernels_of(instructions);
+  Problem problem;
+  check_shape("queries", queries, {-1, -1, -1, 1, -1});
+  problem.lanes = queries.size(0), problem.heads = queries.size(1), problem.group = queries.size(2);
+  problem.head_dim = queries.size(4);
+  const int64_t lanes = problem.lanes, heads = problem.heads, head_dim = problem.head_dim;
+  STD_TORCH_CHECK(head_dim > 0 && head_dim % 16 == 0, "qevict_fused::attend: head_dim ", head_dim, " is no multiple of 16");
+  const std::vector<float> asking = floats("queries", queries, static_cast<float>(scaling));
+  problem.queries = asking.data();
+  problem.softcap = static_cast<float>(softcap);
+
+  const std::vector<int64_t> at = integers("positions", positions, {lanes, 1});
+  const std::vector<int64_t> written = integers("lengths", lengths, {lanes});
+  const std::vector<int64_t> turned = integers("offsets", offsets, {lanes});
+  std::vector<int64_t> visible(lanes);
+  for (int64_t lane = 0; lane < lanes; ++lane) visible[lane] = at[lane] + 1 < written[lane] ? at[lane] + 1 : written[lane];
+  problem.visible = visible.data();
+  problem.offsets = turned.data();
+  std::vector<float> sinks;
+  if (sink_logits) {
+    check_shape("sink_logits", *sink_logits, {lanes, heads, problem.group});
+    sinks = floats("sink_logits", *sink_logits, 1);
+    problem.sink_logits = sinks.data();
+  }
+
+  const int64_t window = keys.dim() == 4 ? keys.size(2) : 0, capacity = keys.dim() == 4 ? keys.size(1) : 0;
+  check_shape("sink_keys", sink_keys, {lanes, heads, -1, head_dim});
+  const int64_t sink_tokens = sink_keys.size(2);
+  check_shape("windows", windows, {lanes, -1});
+  if (present) {
+    check_shape("present", *present, {lanes, windows.size(1)});
+    check_type("present", *present, ScalarType::Bool);
+  }
+  const Columns columns{integers("windows", windows, {lanes, -1}), present, lanes, windows.size(1), window, sink_tokens};
+  problem.columns = columns.all + 1;
+  std::vector<Places> places;
+  places.reserve(2 + formats.size());
+
+  Places of_sinks{std::vector<int32_t>(lanes), std::vector<int64_t>(lanes, 0)};
+  for (int64_t lane = 0; lane < lanes; ++lane) of_sinks.slots[lane] = static_cast<int32_t>(lane);
+  places.push_back(std::move(of_sinks));
+  if (sink_tokens) {
+    Segment segment;
+    segment.window = sink_tokens, segment.columns = 1;
+    segment.keys = blocks_of("sink_keys", sink_keys, {lanes, heads, sink_tokens, head_dim}, false);
+    segment.values = blocks_of("sink_values", sink_values, {lanes, heads, sink_tokens, head_dim}, false);
+    for (Blocks* own : {&segment.keys, &segment.values}) std::swap(own->head_stride, own->slot_stride);
+    segment.slots = places[0].slots.data(), segment.firsts = places[0].firsts.data();
+    problem.segments.push_back(segment);
+  }
+  Segment dense;
+  dense.window = window, dense.columns = slots.dim() == 2 ? slots.size(1) : 0, dense.first_column = 1;
+  dense.keys = blocks_of("keys", keys, {heads, capacity, window, head_dim}, false);
+  dense.values = blocks_of("values", values, {heads, capacity, window, head_dim}, false);
+  STD_TORCH_CHECK(window > 0, "qevict_fused::attend: windows have no tokens");
+  places.push_back(columns.of("slots", slots, 0, capacity));
+  dense.slots = places.back().slots.data(), dense.firsts = places.back().firsts.data();
+  problem.segments.push_back(dense);
+
+  STD_TORCH_CHECK(formats.size() % (2 * Format::fields) == 0, "qevict_fused::attend: formats have ", formats.size(),
+                  " numbers, not a multiple of ", 2 * Format::fields);
+  Arrays given{arrays};
+  int64_t column = dense.columns;
+  for (size_t index = 0; index < formats.size(); index += 2 * Format::fields) {
+    const Tensor& own = given.take();
+    STD_TORCH_CHECK(own.dim() == 2, "qevict_fused::attend: slots of codes must be [lanes, columns], got ", shape_of(own));
+    STD_TORCH_CHECK(given.next < arrays.size() && arrays[given.next].dim() == 3, "qevict_fused::attend: codes must be [heads, slots, bytes]");
+    const int64_t room = arrays[given.next].size(1);
+    Segment segment;
+    segment.coded = true;
+    segment.window = window, segment.columns = own.size(1), segment.first_column = 1 + column;
+    places.push_back(columns.of("slots of codes", own, column, room));
+    segment.slots = places.back().slots.data(), segment.firsts = places.back().firsts.data();
+    segment.key_codes = codes_of(formats.data() + index, given, heads, room, window, head_dim);
+    segment.value_codes = codes_of(formats.data() + index + Format::fields, given, heads, room, window, head_dim);
+    STD_TORCH_CHECK(!segment.key_codes.channel_scale.data, "qevict_fused::attend: keys have no scale by channel");
+    STD_TORCH_CHECK(segment.key_codes.per_channel && !segment.value_codes.per_channel && !segment.value_codes.norm.data,
+                    "qevict_fused::attend: keys need grids per channel, values per token and without norms");
+    STD_TORCH_CHECK(frequencies, "qevict_fused::attend: encoded keys need frequencies to be turned by");
+    column += segment.columns;
+    problem.segments.push_back(segment);
+  }
+  STD_TORCH_CHECK(given.next == arrays.size(), "qevict_fused::attend: ", arrays.size(), " arrays, but formats ask for ", given.next);
+  STD_TORCH_CHECK(column == columns.all, "qevict_fused::attend: ", columns.all, " windows, but ", column, " columns of slots");
+
+  std::vector<float> turns, table;
+  if (frequencies) {
+    check_shape("frequencies", *frequencies, {-1});
+    table = floats("frequencies", *frequencies, 1);
+    problem.pairs = static_cast<int64_t>(table.size());
+    STD_TORCH_CHECK(2 * problem.pairs <= head_dim, "qevict_fused::attend: ", problem.pairs, " pairs turn, of ", head_dim, " channels");
+    problem.frequencies = table.data();
+    problem.amplitude = static_cast<float>(amplitude);
+    turns.resize(2 * window * problem.pairs);
+    for (int64_t step = 0; step < window; ++step) {
+      kernels.angles(step, problem.frequencies, problem.pairs, turns.data() + step * problem.pairs,
+                     turns.data() + (window + step) * problem.pairs);
+    }
+    problem.turns = turns.data();
+  }
+
+  const int64_t rows[] = {lanes, heads, problem.group, 1, head_dim};
+  Tensor output = torch::stable::new_empty(queries, {rows, 5});
+  Tensor lse = torch::stable::new_empty(queries, {rows, 4}, ScalarType::Float);
+  const int64_t by_column[] = {lanes, heads * problem.group, want_mass ? problem.columns : 0};
+  Tensor masses = torch::stable::new_zeros(queries, {by_column, 3}, ScalarType::Float);
+  const Answer answer{static_cast<float*>(output.data_ptr()), static_cast<float*>(lse.data_ptr()),
+                      want_mass ? static_cast<float*>(masses.data_ptr()) : nullptr, number_of("queries", queries)};
+  run(problem, kernels, answer);
+  return {output, lse, masses};
+}
+
+}  // namespace
+}  // namespace qevict_fused
+
+STABLE_TORCH_LIBRARY(qevict_fused, library) {
+  library.def(
+      "attend(Tensor queries, Tensor positions, float scaling, float softcap, Tensor? sink_logits, Tensor sink_keys, "
+      "Tensor sink_values, Tensor keys, Tensor values, Tensor slots, Tensor windows, Tensor? present, Tensor lengths, "
+      "Tensor? frequencies, float amplitude, Tensor offsets, Tensor[] arrays, int[] formats, bool want_mass, "
+      "str instructions) -> (Tensor output, Tensor lse, Tensor masses)");
+  library.def("instruction_set() -> str");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(qevict_fused, CPU, library) { library.impl("attend", TORCH_BOX(&qevict_fused::attend)); }
+
+STABLE_TORCH_LIBRARY_IMPL(qevict_fused, CompositeExplicitAutograd, library) {
+  library.impl("instruction_set", TORCH_BOX(&qevict_fused::instruction_set));
+}

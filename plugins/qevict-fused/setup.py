@@ -1,0 +1,56 @@
+"""Builds the operator where a compiler is; where none is, or where it fails, the package comes without."""
+
+import platform
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+STABLE_ABI = "0x020a000000000000"
+"""torch 2.10: the oldest whose stable ABI has what the operator uses; newer ones keep it."""
+
+FLAGS = ["-std=gnu++17", "-O3", "-g0", "-ffp-contract=fast", "-fvisibility=hidden", "-Wno-psabi"]
+"""Plain -O2 does not unroll what must be in registers. Never -march=native: the operator chooses when it runs."""
+
+HINT = "qevict-fused comes without its operator, and attends as the flash backend does"
+
+
+class BuildIfPossible(build_ext):  # type: ignore[misc]  # setuptools ships no types
+    """Says why nothing was built instead of failing."""
+
+    def build_extension(self, ext: Extension) -> None:
+        """Compile against the headers of torch."""
+        if platform.system() == "Windows":
+            self.warn(f"{HINT}: it is built with GCC or Clang, on Linux and macOS")
+            return
+        try:
+            torch = _torch()
+            ext.include_dirs.append(str(torch / "include"))
+            ext.library_dirs.append(str(torch / "lib"))
+            super().build_extension(ext)
+        except Exception as error:  # noqa: BLE001 - whatever a compiler does, the package is of use without
+            self.warn(f"{HINT}: {error}")
+
+
+def _torch() -> Path:
+    import torch  # noqa: PLC0415 - where the metadata is asked for, it need not be there
+
+    return Path(torch.__file__).parent
+
+
+setup(
+    ext_modules=[
+        Extension(
+            "qevict_fused._operator",
+            sources=["csrc/operator.cpp", "csrc/portable.cpp", "csrc/avx2.cpp"],
+            depends=["csrc/problem.h", "csrc/vectors.h", "csrc/kernel.inc"],
+            define_macros=[("TORCH_TARGET_VERSION", STABLE_ABI)],
+            extra_compile_args=FLAGS,
+            libraries=["torch_cpu"],  # loaded by torch already, wherever it is installed
+            py_limited_api=True,
+            optional=True,
+        )
+    ],
+    cmdclass={"build_ext": BuildIfPossible},
+    options={"bdist_wheel": {"py_limited_api": "cp311"}},
+)
