@@ -4,10 +4,10 @@ PYTHON ?= python3
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint docs test-versions test-slow test-real clean
+.PHONY: help demo test lint docs test-versions test-native test-slow test-real clean
 
 help:
 	@$(PYTHON) tools/dev.py --help
 
-demo test lint docs test-versions test-slow test-real clean:
+demo test lint docs test-versions test-native test-slow test-real clean:
 	@$(PYTHON) tools/dev.py $@ $(ARGS)

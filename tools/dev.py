@@ -45,6 +45,7 @@ LEFTOVERS = (
     ".venv",
     ".venv-oldest",
     ".venv-torch",
+    ".native",
     "site",
     "build",
     "dist",
@@ -96,6 +97,7 @@ class Environment:
 MAIN = Environment(
     ROOT / ".venv", ("-c", "constraints.txt", *(f"-e{each}" for each in DISTRIBUTIONS)), compiled=COMPILED
 )
+NATIVE = ROOT / ".native"
 OLDEST = Environment(ROOT / ".venv-oldest", ("-r", "constraints-oldest.txt"), base=MAIN)
 
 
@@ -106,6 +108,8 @@ class Check:
     name: str
     argv: tuple[str, ...]
     environment: Environment = MAIN
+    folder: Path = ROOT
+    variables: tuple[tuple[str, str], ...] = ()
 
 
 module = MAIN.module
@@ -238,8 +242,8 @@ def ensure(environment: Environment) -> None:
 def run(check: Check, extra: Sequence[str] = ()) -> int:
     """Run one check in the repository root and return its exit status."""
     print(f"── {check.name} {'─' * (90 - len(check.name))}", flush=True)
-    environment = os.environ | {"PYTHONUTF8": "1", "NO_MKDOCS_2_WARNING": "true"}
-    return subprocess.run([*check.argv, *extra], cwd=ROOT, env=environment, check=False).returncode
+    environment = os.environ | {"PYTHONUTF8": "1", "NO_MKDOCS_2_WARNING": "true"} | dict(check.variables)
+    return subprocess.run([*check.argv, *extra], cwd=check.folder, env=environment, check=False).returncode
 
 
 def run_all(checks: Sequence[Check], extra: Sequence[str]) -> int:
@@ -271,6 +275,33 @@ def test_versions(extra: Sequence[str]) -> int:
     return run_all([check], [word for word in extra if word not in pins])
 
 
+def test_native(extra: Sequence[str]) -> int:
+    """Run the tests of what is compiled on a build that watches addresses and undefined behaviour."""
+    libraries = [library_of(name) for name in ("libasan.so", "libstdc++.so")]
+    if not all(libraries):
+        give_up("The sanitizers of GCC are not here.", "On Debian and Ubuntu: apt install g++. They need Linux.")
+    own, python = str(NATIVE), MAIN.program("python")
+    argv = (python, "setup.py", "--quiet", "build", "--build-lib", own, "--build-temp", str(NATIVE / "build"))
+    build = Check("build", argv, folder=ROOT / COMPILED[0], variables=(("QEVICT_SANITIZE", "1"),))
+    watched = (("PYTHONPATH", own), ("LD_PRELOAD", " ".join(libraries)), ("ASAN_OPTIONS", "detect_leaks=0"))
+    seen = "import pathlib; assert 'libasan' in pathlib.Path('/proc/self/maps').read_text(); import qevict_fused.native"
+    check = Check(
+        "sanitizers", (python, "-c", f"{seen} as n; assert n.missing() is None, n.missing()"), variables=watched
+    )
+    tests = Check("pytest, native", module("pytest", "-m", "not slow", "tests/fused"), variables=watched)
+    return run_all([build, check, tests], extra)
+
+
+def library_of(name: str) -> str:
+    """Return the path of a library that comes with GCC; nothing if it does not."""
+    gcc = shutil.which("gcc")
+    if gcc is None:
+        return ""
+    told = subprocess.run([gcc, f"-print-file-name={name}"], capture_output=True, text=True, check=False)
+    path = Path(told.stdout.strip())
+    return str(path) if path.is_absolute() else ""
+
+
 def clean(_: Sequence[str]) -> int:
     """Remove what these commands and their tools have written."""
     caches = [path for name in SOURCES for path in (ROOT / name).rglob("__pycache__")]
@@ -296,6 +327,7 @@ TARGETS: dict[str, tuple[str, Callable[[Sequence[str]], int]]] = {
     "lint": ("style, types, floors", checks(RUFF, FORMAT, MYPY, FLOORS)),
     "docs": ("build the documentation into site/", checks(DOCS)),
     "test-versions": ("the hf tests on the oldest transformers, or on versions that you name", test_versions),
+    "test-native": ("the tests of compiled code under sanitizers", test_native),
     "test-slow": ("compatibility, the state machine, programs that are started", checks(SLOW)),
     "test-real": ("the tests on real models", checks(REAL)),
     "clean": ("remove the environment, caches and build outputs", clean),

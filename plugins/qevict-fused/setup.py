@@ -1,5 +1,6 @@
 """Builds the operator where a compiler is; where none is, or where it fails, the package comes without."""
 
+import os
 import platform
 from pathlib import Path
 
@@ -11,6 +12,11 @@ STABLE_ABI = "0x020a000000000000"
 
 FLAGS = ["-std=gnu++17", "-O3", "-g0", "-ffp-contract=fast", "-fvisibility=hidden", "-Wno-psabi"]
 """Plain -O2 does not unroll what must be in registers. Never -march=native: the operator chooses when it runs."""
+
+SANITIZERS = (
+    ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"] if "QEVICT_SANITIZE" in os.environ else []
+)
+"""For the tests alone: every access and every operation is watched, and optimising would take minutes."""
 
 HINT = "qevict-fused comes without its operator, and attends as the flash backend does"
 
@@ -45,7 +51,8 @@ setup(
             sources=["csrc/operator.cpp", "csrc/portable.cpp", "csrc/avx2.cpp"],
             depends=["csrc/problem.h", "csrc/vectors.h", "csrc/kernel.inc"],
             define_macros=[("TORCH_TARGET_VERSION", STABLE_ABI)],
-            extra_compile_args=FLAGS,
+            extra_compile_args=[*FLAGS, *SANITIZERS, *(["-O1"] if SANITIZERS else [])],
+            extra_link_args=SANITIZERS,
             libraries=["torch_cpu"],  # loaded by torch already, wherever it is installed
             py_limited_api=True,
             optional=True,

@@ -238,14 +238,12 @@ std::string instruction_set() { return has_avx2() ? "avx2" : "portable"; }
 std::vector<Piece> cut(const Problem& problem) {
   std::vector<Piece> pieces;
   for (int64_t lane = 0; lane < problem.lanes; ++lane) {
-    for (int64_t head = 0; head < problem.heads; ++head) {
-      for (size_t index = 0; index < problem.segments.size(); ++index) {
-        const Segment& segment = problem.segments[index];
-        const int64_t most = piece_tokens / segment.window, length = most > 0 ? most : 1;
-        for (int64_t first = 0; first < segment.columns; first += length) {
-          const int64_t last = first + length < segment.columns ? first + length : segment.columns;
-          pieces.push_back({lane, head, static_cast<int64_t>(index), first, last});
-        }
+    for (size_t index = 0; index < problem.segments.size(); ++index) {
+      const Segment& segment = problem.segments[index];
+      const int64_t length = windows_of_piece(segment);
+      for (int64_t first = 0; first < segment.columns; first += length) {
+        const int64_t last = first + length < segment.columns ? first + length : segment.columns;
+        pieces.push_back({lane, static_cast<int64_t>(index), first, last});
       }
     }
   }
@@ -271,70 +269,101 @@ void put(const Answer& answer, int64_t index, float x) {
   }
 }
 
-// Puts the pieces of one lane and KV head together, in their order.
-void merge(const Problem& problem, const std::vector<Piece>& pieces, const std::vector<float>& partials, int64_t first,
-           int64_t last, const Answer& answer) {
-  const int64_t group = problem.group, head_dim = problem.head_dim, floats = group * (head_dim + 2);
-  const int64_t strip = pieces.empty() ? 0 : pieces[first].lane * problem.heads + pieces[first].head;
-  std::vector<float> sum(head_dim);
-  for (int64_t query = 0; query < group; ++query) {
-    const int64_t row = strip * group + query;
-    const float sink = problem.sink_logits && problem.visible[pieces[first].lane] > 0 ? problem.sink_logits[row] : -INFINITY;
-    float top = sink;
-    for (int64_t piece = first; piece < last; ++piece) {
-      const float own = partials[piece * floats + query];
-      top = own > top ? own : top;
-    }
-    const float base = top == -INFINITY ? 0 : top;
-    float total = std::exp(sink - base);
-    std::fill(sum.begin(), sum.end(), 0.0f);
-    for (int64_t piece = first; piece < last; ++piece) {
-      const float* own = partials.data() + piece * floats;
-      if (own[query] == -INFINITY) continue;
-      const float weight = std::exp(own[query] - base);
-      total += weight * own[group + query];
-      const float* output = own + 2 * group + query * head_dim;
-      for (int64_t channel = 0; channel < head_dim; ++channel) sum[channel] += weight * output[channel];
-    }
-    const float divisor = total == 0 ? 1 : total;
-    answer.lse[row] = total == 0 ? -INFINITY : base + std::log(total);
-    for (int64_t channel = 0; channel < head_dim; ++channel) put(answer, row * head_dim + channel, sum[channel] / divisor);
-    if (!answer.masses) continue;
-    for (int64_t piece = first; piece < last; ++piece) {
-      const float own = partials[piece * floats + query];
-      const float share = own == -INFINITY ? 0 : std::exp(own - base) / divisor;
-      const int64_t column = problem.segments[pieces[piece].segment].first_column;
-      float* masses = answer.masses + row * problem.columns + column;
-      for (int64_t at = pieces[piece].first; at < pieces[piece].last; ++at) masses[at] *= share;
-    }
+// The pieces of one lane, for one KV head.
+struct Strip {
+  int64_t lane, head, first, last;
+};
+
+// Puts the pieces of a strip together, in their order, for one query of its group.
+void merge(const Problem& problem, const std::vector<Piece>& pieces, float* partials, const Strip& strip, int64_t query,
+           std::vector<float>& sum, const Answer& answer) {
+  const int64_t head_dim = problem.head_dim, floats = Partial::floats(problem);
+  const int64_t row = (strip.lane * problem.heads + strip.head) * problem.group + query;
+  const auto partial = [&](int64_t piece) { return Partial(partials + (piece * problem.heads + strip.head) * floats, problem); };
+  const bool asks = problem.visible[strip.lane] > 0;
+  const float sink = problem.sink_logits && asks ? problem.sink_logits[row] : -INFINITY;
+  float top = sink;
+  for (int64_t piece = strip.first; piece < strip.last; ++piece) top = std::fmax(top, partial(piece).top[query]);
+  const float base = top == -INFINITY ? 0 : top;
+  float total = std::exp(sink - base);
+  std::fill(sum.begin(), sum.end(), 0.0f);
+  for (int64_t piece = strip.first; piece < strip.last; ++piece) {
+    const Partial own = partial(piece);
+    if (own.top[query] == -INFINITY) continue;
+    const float weight = std::exp(own.top[query] - base);
+    total += weight * own.total[query];
+    const float* output = own.output + query * head_dim;
+    for (int64_t channel = 0; channel < head_dim; ++channel) sum[channel] += weight * output[channel];
+  }
+  const float divisor = total == 0 ? 1 : total;
+  answer.lse[row] = total == 0 ? -INFINITY : base + std::log(total);
+  for (int64_t channel = 0; channel < head_dim; ++channel) put(answer, row * head_dim + channel, sum[channel] / divisor);
+  if (!answer.masses) return;
+  for (int64_t piece = strip.first; piece < strip.last; ++piece) {
+    const float own = partial(piece).top[query];
+    const float share = own == -INFINITY ? 0 : std::exp(own - base) / divisor;
+    float* masses = answer.masses + row * problem.columns + problem.segments[pieces[piece].segment].first_column;
+    for (int64_t at = pieces[piece].first; at < pieces[piece].last; ++at) masses[at] *= share;
   }
 }
 
 void run(const Problem& problem, const Kernels& kernels, const Answer& answer) {
   const std::vector<Piece> pieces = cut(problem);
-  const int64_t count = static_cast<int64_t>(pieces.size()), strips = problem.lanes * problem.heads;
-  const int64_t group = problem.group, floats = group * (problem.head_dim + 2), each = strips ? count / strips : 0;
-  const int64_t memory = scratch_floats(problem);
+  const int64_t count = static_cast<int64_t>(pieces.size()), each = problem.lanes ? count / problem.lanes : 0;
+  const int64_t floats = problem.heads * Partial::floats(problem), memory = scratch_floats(problem);
   std::vector<float> partials(count * floats);
   const auto attend = [&](int64_t begin, int64_t end) {
     std::vector<float> scratch(memory);
     for (int64_t index = begin; index < end; ++index) {
       const Piece& piece = pieces[index];
-      float* own = partials.data() + index * floats;
+      const int64_t row = piece.lane * problem.heads * problem.group;
       const int64_t column = problem.segments[piece.segment].first_column + piece.first;
-      const int64_t row = (piece.lane * problem.heads + piece.head) * group;
       float* masses = answer.masses ? answer.masses + row * problem.columns + column : nullptr;
-      kernels.attend(problem, piece, scratch.data(), {own, own + group, own + 2 * group}, masses, problem.columns);
+      kernels.attend(problem, piece, scratch.data(), partials.data() + index * floats, masses);
     }
   };
   int64_t tokens = 0;
-  for (const Segment& segment : problem.segments) tokens += strips * segment.columns * segment.window;
-  if (tokens * group < tiny) {
+  for (const Segment& segment : problem.segments) tokens += segment.columns * segment.window;
+  if (tokens * problem.lanes * problem.heads < tiny) {
     attend(0, count);
   } else {
     torch::stable::parallel_for(0, count, 1, attend);
   }
-  for (int64_t strip = 0; strip < strips; ++strip) merge(problem, pieces, partials, strip * each, (strip + 1) * each, answer);
+  std::vector<float> sum(problem.head_dim);
+  for (int64_t lane = 0; lane < problem.lanes; ++lane) {
+    for (int64_t head = 0; head < problem.heads; ++head) {
+      const Strip strip{lane, head, lane * each, (lane + 1) * each};
+      for (int64_t query = 0; query < problem.group; ++query) merge(problem, pieces, partials.data(), strip, query, sum, answer);
+    }
+  }
+}
+
+// Queries [..., group, head_dim] so that eight channels of all queries of a group follow one another.
+std::vector<float> by_eights(const std::vector<float>& queries, const Problem& problem) {
+  const int64_t group = problem.group, head_dim = problem.head_dim, whole = group * head_dim;
+  std::vector<float> found(queries.size());
+  for (int64_t strip = 0; strip < problem.lanes * problem.heads; ++strip) {
+    for (int64_t query = 0; query < group; ++query) {
+      const float* from = queries.data() + strip * whole + query * head_dim;
+      float* to = found.data() + strip * whole + query * 8;
+      for (int64_t channel = 0; channel < head_dim; ++channel) to[channel / 8 * 8 * group + channel % 8] = from[channel];
+    }
+  }
+  return found;
+}
+
+std::vector<float> turns_in_windows(const Problem& problem, int64_t window, const Kernels& kernels) {
+  const int64_t table = up_to_tiles(problem.pairs) * tile_tokens;
+  std::vector<float> turns(2 * up_to_tiles(window) / tile_tokens * table), angles(2 * problem.pairs);
+  for (int64_t step = 0; step < window; ++step) {
+    kernels.angles(step, problem.frequencies, problem.pairs, angles.data(), angles.data() + problem.pairs);
+    float* to = turns.data() + step / tile_tokens * 2 * table + step % tile_tokens * 8;
+    for (int64_t pair = 0; pair < problem.pairs; ++pair) {
+      const int64_t place = pair / 8 * 8 * tile_tokens + pair % 8;
+      to[place] = angles[pair], to[table + place] = angles[problem.pairs + pair];
+    }
+  }
+  return turns;
 }
 
 std::tuple<Tensor, Tensor, Tensor> attend(
@@ -350,8 +379,10 @@ std::tuple<Tensor, Tensor, Tensor> attend(
   problem.head_dim = queries.size(4);
   const int64_t lanes = problem.lanes, heads = problem.heads, head_dim = problem.head_dim;
   STD_TORCH_CHECK(head_dim > 0 && head_dim % 16 == 0, "qevict_fused::attend: head_dim ", head_dim, " is no multiple of 16");
-  const std::vector<float> asking = floats("queries", queries, static_cast<float>(scaling));
+  const std::vector<float> asking = by_eights(floats("queries", queries, static_cast<float>(scaling)), problem);
+  std::vector<float> turning = asking;
   problem.queries = asking.data();
+  problem.asking = turning.data();
   problem.softcap = static_cast<float>(softcap);
 
   const std::vector<int64_t> at = integers("positions", positions, {lanes, 1});
@@ -435,12 +466,11 @@ std::tuple<Tensor, Tensor, Tensor> attend(
     problem.pairs = static_cast<int64_t>(table.size());
     STD_TORCH_CHECK(2 * problem.pairs <= head_dim, "qevict_fused::attend: ", problem.pairs, " pairs turn, of ", head_dim, " channels");
     problem.frequencies = table.data();
-    problem.amplitude = static_cast<float>(amplitude);
-    turns.resize(2 * window * problem.pairs);
-    for (int64_t step = 0; step < window; ++step) {
-      kernels.angles(step, problem.frequencies, problem.pairs, turns.data() + step * problem.pairs,
-                     turns.data() + (window + step) * problem.pairs);
+    for (size_t at = 0; at < turning.size(); ++at) {
+      const size_t channel = at / (8 * problem.group) * 8 % head_dim + at % 8;
+      if (channel < 2 * table.size()) turning[at] *= static_cast<float>(amplitude);
     }
+    turns = turns_in_windows(problem, window, kernels);
     problem.turns = turns.data();
   }
 

@@ -44,41 +44,61 @@ struct Segment {
 
 struct Problem {
   int64_t lanes = 0, heads = 0, group = 0, head_dim = 0, columns = 0;
-  const float* queries = nullptr;        // [lanes, heads, group, head_dim], scaled
+  const float* queries = nullptr;        // [lanes, heads, head_dim / 8, group, 8 channels], scaled
+  const float* asking = nullptr;         // likewise, and what turns multiplied by the amplitude of the turn
   const int64_t* visible = nullptr;      // [lanes] true positions below this are seen
   const int64_t* offsets = nullptr;      // [lanes] rotary minus true position
   const float* sink_logits = nullptr;    // [lanes, heads, group]; nullptr where there are none
   float softcap = 0;                     // 0 where nothing is capped
   int64_t pairs = 0;                     // channel pairs that turn
   const float* frequencies = nullptr;    // [pairs]
-  float amplitude = 1;
-  const float* turns = nullptr;          // [2, window, pairs] cosine, then sine, of the places in a window
+  const float* turns = nullptr;          // of the places in a window: [window / 8, 2, pairs / 8, 8 places, 8 pairs],
+                                         // both rounded up; cosines, then sines
   std::vector<Segment> segments;
 };
 
-// A piece of one segment of one lane, for one KV head. Pieces depend on sizes alone, never on threads.
+// Some windows of one segment of one lane. Pieces depend on sizes alone, never on threads.
 struct Piece {
-  int64_t lane = 0, head = 0, segment = 0, first = 0, last = 0;
+  int64_t lane = 0, segment = 0, first = 0, last = 0;
 };
 
-// What a piece gives, for each query of the group: the largest logit, the sum of exp(logit - largest), and the values
-// weighed alike, [group, head_dim].
+// What a piece gives for one KV head, for each query of the group: the largest logit, the sum of exp(logit - largest),
+// and the values weighed alike, [group, head_dim]. Those of all heads follow one another.
 struct Partial {
   float* top;
   float* total;
   float* output;
+
+  static int64_t floats(const Problem& problem) { return problem.group * (problem.head_dim + 2); }
+  Partial(float* memory, const Problem& problem)
+      : top(memory), total(memory + problem.group), output(memory + 2 * problem.group) {}
 };
 
 constexpr int64_t piece_tokens = 512;
 constexpr int64_t tile_tokens = 8;
+
+// Windows of the longest piece.
+inline int64_t windows_of_piece(const Segment& segment) {
+  return segment.window < piece_tokens ? piece_tokens / segment.window : 1;
+}
+
+inline int64_t most_windows(const Problem& problem) {
+  int64_t most = 1;
+  for (const Segment& segment : problem.segments) {
+    const int64_t own = windows_of_piece(segment);
+    most = most < own ? own : most;
+  }
+  return most;
+}
 
 inline int64_t up_to_tiles(int64_t tokens) { return (tokens + tile_tokens - 1) / tile_tokens * tile_tokens; }
 
 // Floats of memory that `attend` wants to work in.
 int64_t scratch_floats(const Problem& problem);
 
-// Attention over a piece. `masses` is [group, columns]: sums of exp(logit - largest) by window; nullptr if not wanted.
-using Attend = void (*)(const Problem&, const Piece&, float* scratch, const Partial&, float* masses, int64_t stride);
+// Attention over a piece. `masses` is where those of its first window are, in [heads, group, columns]: sums of
+// exp(logit - largest) by window; nullptr if they are not wanted.
+using Attend = void (*)(const Problem&, const Piece&, float* scratch, float* partials, float* masses);
 
 // cos and sin of `position * frequency` in fp32, as the model computes the angle.
 using Angles = void (*)(int64_t position, const float* frequencies, int64_t pairs, float* cosines, float* sines);

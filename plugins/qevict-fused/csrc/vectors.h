@@ -10,6 +10,7 @@
 #endif
 
 typedef float F8 __attribute__((vector_size(32)));
+typedef float F8Anywhere __attribute__((vector_size(32), aligned(1), may_alias));
 typedef double D8 __attribute__((vector_size(64)));
 typedef int32_t I8 __attribute__((vector_size(32)));
 typedef uint32_t U8 __attribute__((vector_size(32)));
@@ -18,13 +19,9 @@ typedef uint16_t H8 __attribute__((vector_size(16)));
 
 QEVICT_INLINE F8 all(float x) { return F8{x, x, x, x, x, x, x, x}; }
 
-QEVICT_INLINE F8 load(const float* from) {
-  F8 x;
-  __builtin_memcpy(&x, from, sizeof x);
-  return x;
-}
+QEVICT_INLINE F8 load(const float* from) { return *reinterpret_cast<const F8Anywhere*>(from); }
 
-QEVICT_INLINE void store(float* to, F8 x) { __builtin_memcpy(to, &x, sizeof x); }
+QEVICT_INLINE void store(float* to, F8 x) { *reinterpret_cast<F8Anywhere*>(to) = x; }
 
 QEVICT_INLINE F8 as_floats(U8 x) { return (F8)x; }
 
