@@ -10,7 +10,7 @@ from qevict.bench.zoo.tables import markdown
 
 ROOT = Path(__file__).parents[2]
 RECORD = ROOT / "benchmarks" / "results" / "zoo.json"
-PAGE = ROOT / "docs" / "zoo.md"
+PAGE = ROOT / "docs" / "zoo-tables.md"
 
 
 @pytest.mark.skipif(
