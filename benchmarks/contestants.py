@@ -14,6 +14,7 @@ from benchmarks import packed
 from benchmarks.naive import NaiveRebuild
 from benchmarks.synthetic import fill, geometry_of
 from qevict import policies
+from qevict.backends.flash import FlashAttention
 from qevict.backends.reference import ReferenceAttention
 from qevict.hf.names import name_for
 from qevict.hf.recording import Recording
@@ -95,8 +96,8 @@ def plans(budget: str, computed: torch.dtype) -> dict[str, Policy]:
             f"evict-only {budget}, {stored}": policies.evict_only(budget, dtype=dtype),
             f"QEvict {budget}, {stored}": ours,
         }
-        if ours.backend != ReferenceAttention():
-            found[f"QEvict {budget}, {stored}, reference backend"] = attrs.evolve(ours, backend=ReferenceAttention())
+        found[f"QEvict {budget}, {stored}, flash backend"] = attrs.evolve(ours, backend=FlashAttention())
+        found[f"QEvict {budget}, {stored}, reference backend"] = attrs.evolve(ours, backend=ReferenceAttention())
         found[f"QEvict {budget}, {stored}, naive rebuild"] = attrs.evolve(ours, backend=NaiveRebuild())
     return found
 

@@ -2,6 +2,7 @@
 
 import os
 import platform
+import sysconfig
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -18,11 +19,20 @@ SANITIZERS = (
 )
 """For the tests alone: every access and every operation is watched, and optimising would take minutes."""
 
+LIMITED = not sysconfig.get_config_var("Py_GIL_DISABLED")
+"""Free-threaded Pythons have no limited API; the operator uses none of Python's, so that only its name differs."""
+
 HINT = "qevict-fused comes without its operator, and attends as the flash backend does"
 
 
 class BuildIfPossible(build_ext):  # type: ignore[misc]  # setuptools ships no types
     """Says why nothing was built instead of failing."""
+
+    def run(self) -> None:
+        """Build anew: what an earlier version left behind would be called with other arguments."""
+        for old in Path("src").rglob("_operator*.so"):
+            old.unlink()
+        super().run()
 
     def build_extension(self, ext: Extension) -> None:
         """Compile against the headers of torch."""
@@ -54,10 +64,10 @@ setup(
             extra_compile_args=[*FLAGS, *SANITIZERS, *(["-O1"] if SANITIZERS else [])],
             extra_link_args=SANITIZERS,
             libraries=["torch_cpu"],  # loaded by torch already, wherever it is installed
-            py_limited_api=True,
+            py_limited_api=LIMITED,
             optional=True,
         )
     ],
     cmdclass={"build_ext": BuildIfPossible},
-    options={"bdist_wheel": {"py_limited_api": "cp311"}},
+    options={"bdist_wheel": {"py_limited_api": "cp311"}} if LIMITED else {},
 )

@@ -1,9 +1,12 @@
 """The paired layout: which bit is which code."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
 from qevict.contracts.paired import PairedCodes, by_channels, by_pairs
+from qevict.errors import ContractError
 from qevict.quantizers.affine import PerChannel, PerToken
 from qevict.quantizers.packing import pack
 
@@ -47,3 +50,17 @@ def test_levels_are_what_decoding_starts_from(kind: type[PerChannel] | type[PerT
 def test_pairs_that_fill_no_word_are_decoded() -> None:
     assert not PairedCodes(3, "channel").reads_words(8)
     assert not PairedCodes(8, "token").reads_words(8)
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        (lambda: PairedCodes(5, "channel"), "2, 3, 4 or 8 bits"),
+        (lambda: PairedCodes(2, "channel", scale_bits=2), "4 or 8"),
+        (lambda: PairedCodes(2, "token", places=(0.0, 1.0)), "2 bits have 4 places, got 2"),
+        (lambda: PairedCodes(2, "token", undone=("mean", "hadamard")), "comes in the order norm, hadamard"),
+    ],
+)
+def test_what_is_no_such_layout_is_refused(made: Callable[[], PairedCodes], said: str) -> None:
+    with pytest.raises(ContractError, match=said):
+        made()

@@ -1,6 +1,7 @@
 """Tests of the plugin ``qevict-fused``."""
 
 import shutil
+import sys
 
 import pytest
 
@@ -12,4 +13,4 @@ has_avx2 = native.missing() is None and native.instruction_set() == "avx2"
 
 needs_avx2 = pytest.mark.skipif(not has_avx2, reason="this processor has no AVX2")
 
-compiler = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
+compiler = None if sys.platform == "win32" else shutil.which("g++") or shutil.which("clang++")

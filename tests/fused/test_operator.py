@@ -14,6 +14,7 @@ from qevict.contracts.backend import Attended, Query, View
 from qevict.quantizers.affine import PerChannel, PerToken
 from qevict.testing.scenes import Codecs
 from qevict_fused import FusedAttention
+from qevict_fused.layouts import reading
 from tests.fused import has_avx2, needs_operator
 from tests.fused.layouts import BITS, PLAIN, SCOPES, TRANSFORMED
 from tests.fused.views import Sizes, make
@@ -115,11 +116,38 @@ def test_logits_of_minus_infinity_get_nothing() -> None:
     require_equal(asking, attrs.evolve(view, keys=keys))
 
 
-def test_what_is_no_number_is_not_hidden() -> None:
-    query, view = make(Sizes(), ())
-    keys = view.keys.clone()
-    keys[0, 0, 3, 5] = torch.nan
-    assert FusedAttention().attend(query, attrs.evolve(view, keys=keys), want_mass=False).output.isnan().all()
+@pytest.mark.parametrize("where", ["a channel", "a window", "the query"])
+def test_what_is_no_number_is_not_hidden(where: str) -> None:
+    """Also where a piece has nothing else: the sinks are one, the dense window another."""
+    query, view = make(Sizes(dense=1), PLAIN[:1])
+    keys, vectors = view.keys.clone(), query.vectors.clone()
+    if where == "the query":
+        vectors[..., 7] = torch.nan
+    else:
+        keys[0, 0, 3 if where == "a channel" else slice(None), 5] = torch.nan
+    given = attrs.evolve(query, vectors=vectors), attrs.evolve(view, keys=keys)
+    for backend in (FusedAttention(), ReferenceAttention()):
+        got = backend.attend(*given, want_mass=True)
+        assert got.output.isnan().all()
+        assert got.lse.isnan().all()
+
+
+@pytest.mark.parametrize("codecs", [SCOPES, TRANSFORMED], ids=["scopes", "transformed"])
+def test_lanes_share_nothing_with_each_other(codecs: Codecs) -> None:
+    """What the windows of a lane have in common is another one in each."""
+    require_equal(*make(Sizes(lanes=3, heads=2, group=2), codecs))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_the_default_dtype_does_not_matter(dtype: torch.dtype) -> None:
+    query, view = make(Sizes(), ((PerChannel(4, levels="normal"), PerToken(3, levels="normal")),))
+    reading.cache_clear()
+    torch.set_default_dtype(dtype)
+    try:
+        got = FusedAttention().attend(query, view, want_mass=False)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    torch.testing.assert_close(got.output, ReferenceAttention().attend(query, view, want_mass=False).output)
 
 
 @pytest.mark.parametrize("codecs", [PLAIN, SCOPES, TRANSFORMED], ids=["plain", "scopes", "transformed"])
@@ -243,6 +271,7 @@ HOSTILE: dict[str, tuple[Spoil, str]] = {
     "too few windows": (put("windows", lambda x: x[:, :4]), "columns"),
     "too many windows": (put("windows", lambda x: torch.cat((x, x), dim=1)), "10 windows, but 5 columns"),
     "negative windows": (put("windows", lambda x: x - 7), "is none"),
+    "windows far beyond": (put("windows", lambda x: x.long() + 2**41), "is none"),
     "present as numbers": (put("present", lambda _: torch.ones(2, 5)), "present has the wrong dtype"),
     "present of other columns": (put("present", lambda _: torch.ones(2, 4, dtype=torch.bool)), "present must be"),
     "sink logits of other heads": (put("sink_logits", lambda _: torch.zeros(2, 2, 3)), "sink_logits must be"),
@@ -255,11 +284,12 @@ HOSTILE: dict[str, tuple[Spoil, str]] = {
     "slots of codes outside": (put_array(0, lambda x: x + 1), "slots of codes points at slot 6 of 6"),
     "an array too few": (put("arrays", lambda x: x[:-1]), "more arrays than there are"),
     "an array too many": (put("arrays", lambda x: [*x, x[-1]]), "8 arrays, but formats ask for 7"),
-    "formats cut short": (put("formats", lambda x: x[:-1]), "formats have 17 numbers"),
+    "formats cut short": (put("formats", lambda x: x[:-1]), "formats have 15 numbers"),
     "five bits": (put("formats", lambda x: [5, *x[1:]]), "codes of 5 bits"),
     "scales of two bits": (put("formats", lambda x: [x[0], 2, *x[2:]]), "scales of 2 bits"),
-    "groups that do not divide": (put("formats", lambda x: [*x[:3], 7, *x[4:]]), "groups of 7 channels"),
-    "keys by token": (put("formats", lambda x: [*x[:2], 0, *x[3:]]), "must be"),
+    "groups that do not divide": (put("formats", lambda x: [*x[:2], 7, *x[3:]]), "groups of 7 channels"),
+    "keys that are scaled": (put("formats", lambda x: [*x[:5], 1, *x[6:]]), "neither scales by channel of keys"),
+    "values of norms": (put("formats", lambda x: [*x[:12], 1, *x[13:]]), "nor norms of values"),
     "unknown instructions": (put("instructions", lambda _: "avx1024"), "instructions are"),
 }
 
@@ -270,6 +300,18 @@ def test_hostile_arguments_are_refused(name: str, arguments: dict[str, Any]) -> 
     spoil(arguments)
     with pytest.raises((RuntimeError, NotImplementedError), match=said):
         torch.ops.qevict_fused.attend.default(*arguments.values())
+
+
+@pytest.mark.parametrize("name", ["positions", "lengths"])
+@pytest.mark.parametrize("number", [-1, -2, -(2**62), 2**63 - 1])
+def test_positions_and_lengths_may_be_anything(name: str, number: int, arguments: dict[str, Any]) -> None:
+    """Nothing is seen below 0; nothing beyond what there is."""
+    before = torch.ops.qevict_fused.attend.default(*arguments.values())
+    arguments[name] = torch.full_like(arguments[name], number)
+    arguments["present"] = torch.tensor([[True, False, True, True, True]] * 2)
+    output, lse, _ = torch.ops.qevict_fused.attend.default(*arguments.values())
+    assert output.shape == before[0].shape
+    assert (lse == -torch.inf).all() == (number < 0)
 
 
 def test_every_argument_is_spoilt_in_some_way() -> None:

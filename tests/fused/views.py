@@ -9,6 +9,7 @@ from torch import Tensor
 from qevict.contracts.backend import EncodedSegment, Query, View
 from qevict.contracts.quantizer import Quantizer
 from qevict.contracts.rotary import Rotary
+from qevict.contracts.values import Codes
 from qevict.testing.scenes import encoded
 from qevict.testing.values import normal
 
@@ -38,9 +39,9 @@ def make(sizes: Sizes, codecs: Sequence[tuple[Quantizer, Quantizer]], seed: int 
     segments = []
     for index, (keys, values) in enumerate(codecs):
         by_segment.append(order[:, index * sizes.coded : (index + 1) * sizes.coded])
-        shape = (heads, lanes * sizes.coded, window, head_dim)
+        shape = (heads, sizes.coded, window, head_dim)
         key_codes, value_codes = (
-            encoded(quantizer, normal(seed + 10 * index + side, *shape)) for side, quantizer in ((1, keys), (2, values))
+            _of_lanes(quantizer, seed + 10 * index + side, lanes, shape) for side, quantizer in ((1, keys), (2, values))
         )
         hidden = torch.zeros(lanes * sizes.coded, dtype=torch.bool)
         regions = (sizes.coded,) * lanes
@@ -70,6 +71,12 @@ def make(sizes: Sizes, codecs: Sequence[tuple[Quantizer, Quantizer]], seed: int 
     )
     asking = 2 * normal(seed + 7, lanes, heads, sizes.group, 1, head_dim).to(sizes.dtype)
     return Query(asking, torch.full((lanes, 1), length - 1), head_dim**-0.5, padded=False), view
+
+
+def _of_lanes(quantizer: Quantizer, seed: int, lanes: int, shape: tuple[int, ...]) -> Codes:
+    """Codes of all lanes, each fitted for itself to numbers with a mean of its own."""
+    each = [encoded(quantizer, normal(seed + 100 * lane, *shape) + lane / 4) for lane in range(lanes)]
+    return {name: torch.cat([own[name] for own in each], dim=1) for name in each[0]}
 
 
 def _slots(lanes: int, each: int) -> Tensor:

@@ -15,6 +15,7 @@ from transformers.models.gpt_oss import modeling_gpt_oss
 
 import qevict
 from qevict import errors, policies
+from qevict.backends.flash import FlashAttention
 from qevict.contracts.values import Geometry
 from qevict.engine.engine import Engine
 from qevict.engine.wiring import Wiring
@@ -155,5 +156,5 @@ def test_a_cap_that_sdpa_would_ignore_is_refused() -> None:
     with pytest.raises(errors.UnsupportedModelError, match=wanted), qevict.attach(model, POLICY):
         pytest.fail("attached")
     model.set_attn_implementation("eager")
-    with qevict.attach(model, POLICY) as session:
+    with qevict.attach(model, attrs.evolve(POLICY, backend=FlashAttention())) as session:
         assert "do not cap logits" in session.cache().wiring.choice.reason

@@ -202,8 +202,16 @@ def test_backends_are_offered_unasked_by_plugins_that_say_so(site: Path, write: 
     assert Registry(quiet, Switches()).offered_backends() == ()
     assert "qevict_own" not in sys.modules
     registry = Registry([*quiet, EntryPoint("own", "qevict_own", "qevict.backends")], Switches())
-    assert [each.name for each in registry.offered_backends()] == ["own"]
+    with pytest.warns(PluginWarning, match="Picky cannot be asked"):
+        assert [each.name for each in registry.offered_backends()] == ["own"]
     assert registry.get("backend", "own") is type(registry.offered_backends()[0])
+
+
+def test_an_offer_cannot_take_the_name_of_a_built_in_backend(site: Path, write: Any) -> None:
+    write(site, "qevict-own", BACKEND.replace('"own"', '"flash"').replace("[Own, Picky]", "[Own]"))
+    registry = Registry([EntryPoint("own", "qevict_own", "qevict.backends")], Switches())
+    with pytest.warns(PluginWarning, match="the built-in keeps its name"):
+        assert registry.offered_backends() == ()
 
 
 def test_a_broken_offer_costs_a_warning(site: Path, write: Any) -> None:

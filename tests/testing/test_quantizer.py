@@ -8,6 +8,7 @@ import torch
 from tests.breaking import Break, breaks, laws_of, passes, report
 from torch import Tensor
 
+from qevict.contracts.paired import PairedCodes
 from qevict.contracts.quantizer import NOTHING_SHARED, Origin, Quantizer
 from qevict.contracts.values import ArraySpec, Codes, Layout
 from qevict.errors import PolicyError
@@ -201,6 +202,15 @@ class SharesOneMean(PerToken):
         return {"mean": x.float().mean((0, 1, 2)).expand(x.shape[0], -1)}
 
 
+@attrs.frozen
+class LiesAboutItsLayout(PerToken):
+    """Its codes stand for themselves."""
+
+    @property
+    def paired(self) -> PairedCodes:
+        return PairedCodes(self.bits, "token", places=(0.0, 0.5, 2.0, 3.0))
+
+
 BREAKS = (
     Break("test_the_layout_refuses_politely", RefusesRudely(), "it raised IndexError: odd"),
     Break("test_the_layout_has_room_for_every_code", SaysItHasMoreBits(8), "1 x 64 codes of 8 bits need 512 bits"),
@@ -211,6 +221,7 @@ BREAKS = (
     Break("test_what_is_shared_is_what_the_layout_says", SharesUntold(), "fit gave ['mean']"),
     Break("test_what_is_shared_is_what_the_layout_says", SharesItsScale(), "belong to each window as well"),
     Break("test_heads_are_fitted_apart", SharesOneMean(), "share other numbers"),
+    Break("test_paired_codes_are_what_their_layout_says", LiesAboutItsLayout(), "read bit by bit"),
     Break("test_decoding_is_a_function_of_the_codes_alone", RandomDecode(), "decoding the same codes again"),
     Break("test_decoding_is_a_function_of_the_codes_alone", KeepsTheLast(), "gave other numbers"),
     Break("test_the_error_is_at_most_half_a_step", RoundsToNearest(), "came back as"),

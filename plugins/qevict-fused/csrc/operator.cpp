@@ -6,15 +6,21 @@
 #include <torch/headeronly/core/ScalarType.h>
 #include <torch/headeronly/util/Exception.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
 #include <optional>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "problem.h"
+
+#if defined(QEVICT_HAS_AVX2)
+#include <cpuid.h>
+#endif
 
 namespace qevict_fused {
 namespace {
@@ -127,7 +133,7 @@ std::vector<float> floats(const char* name, const Tensor& tensor, float factor) 
 // ── segments ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 // One side of an encoded segment: numbers that say what its arrays are, and the arrays in this order.
-enum Format : int64_t { bits, scale_bits, per_channel, group_channels, hadamard, normed, scaled, centred, levelled, fields };
+enum Format : int64_t { bits, scale_bits, group_channels, hadamard, normed, scaled, centred, levelled, fields };
 
 // Reads the arrays of a list one after another.
 struct Arrays {
@@ -140,7 +146,8 @@ struct Arrays {
   }
 };
 
-Codes codes_of(const int64_t* format, Arrays& arrays, int64_t heads, int64_t slots, int64_t window, int64_t head_dim) {
+// Keys have a grid for each channel of a window, values for each token, or for some channels of it.
+Codes codes_of(bool keys, const int64_t* format, Arrays& arrays, int64_t heads, int64_t slots, int64_t window, int64_t head_dim) {
   Codes codes;
   const int64_t width = format[Format::bits], scale_width = format[Format::scale_bits];
   STD_TORCH_CHECK(width == 2 || width == 3 || width == 4 || width == 8, "qevict_fused::attend: codes of ", width,
@@ -153,8 +160,9 @@ Codes codes_of(const int64_t* format, Arrays& arrays, int64_t heads, int64_t slo
   STD_TORCH_CHECK(window * head_dim * width % 8 == 0, "qevict_fused::attend: codes do not fill whole bytes");
   codes.bits = static_cast<int32_t>(width);
   codes.scale_bits = static_cast<int32_t>(scale_width);
-  codes.per_channel = format[Format::per_channel] != 0;
-  codes.groups = codes.per_channel ? head_dim : window * (head_dim / channels);
+  codes.groups = keys ? head_dim : window * (head_dim / channels);
+  STD_TORCH_CHECK(!format[keys ? Format::scaled : Format::normed], "qevict_fused::attend: neither scales by channel of keys "
+                  "nor norms of values are read");
   codes.hadamard = format[Format::hadamard] != 0;
   codes.codes = blocks_of("codes", arrays.take(), {heads, slots, window * head_dim * width / 8}, true);
   const bool packed = scale_width != 0;
@@ -193,8 +201,9 @@ struct Columns {
   Places of(const char* name, const Tensor& tensor, int64_t first, int64_t capacity) const {
     const int64_t own = tensor.dim() == 2 ? tensor.size(1) : -1;
     const std::vector<int64_t> slots = integers(name, tensor, {lanes, -1});
+    STD_TORCH_CHECK(capacity <= std::numeric_limits<int32_t>::max(), "qevict_fused::attend: too many slots: ", capacity);
     STD_TORCH_CHECK(first + own <= all, "qevict_fused::attend: ", name, " has more columns than there are windows");
-    const auto* here = present ? static_cast<const bool*>(present->data_ptr()) : nullptr;
+    const auto* here = present ? static_cast<const uint8_t*>(present->const_data_ptr()) : nullptr;
     Places places{std::vector<int32_t>(lanes * own, 0), std::vector<int64_t>(lanes * own, never)};
     for (int64_t lane = 0; lane < lanes; ++lane) {
       for (int64_t column = 0; column < own; ++column) {
@@ -215,8 +224,10 @@ struct Columns {
 
 bool has_avx2() {
 #if defined(QEVICT_HAS_AVX2)
+  unsigned int eax = 0, ebx = 0, ecx = 0, edx = 0;
+  const bool halves = __get_cpuid(1, &eax, &ebx, &ecx, &edx) && (ecx & bit_F16C);  // not every Clang knows it by name
   __builtin_cpu_init();
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+  return halves && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
 #else
   return false;
 #endif
@@ -280,7 +291,7 @@ void merge(const Problem& problem, const std::vector<Piece>& pieces, float* part
   const int64_t head_dim = problem.head_dim, floats = Partial::floats(problem);
   const int64_t row = (strip.lane * problem.heads + strip.head) * problem.group + query;
   const auto partial = [&](int64_t piece) { return Partial(partials + (piece * problem.heads + strip.head) * floats, problem); };
-  const bool asks = problem.visible[strip.lane] > 0;
+  const bool asks = problem.asks[strip.lane];
   const float sink = problem.sink_logits && asks ? problem.sink_logits[row] : -INFINITY;
   float top = sink;
   for (int64_t piece = strip.first; piece < strip.last; ++piece) top = std::fmax(top, partial(piece).top[query]);
@@ -289,7 +300,6 @@ void merge(const Problem& problem, const std::vector<Piece>& pieces, float* part
   std::fill(sum.begin(), sum.end(), 0.0f);
   for (int64_t piece = strip.first; piece < strip.last; ++piece) {
     const Partial own = partial(piece);
-    if (own.top[query] == -INFINITY) continue;
     const float weight = std::exp(own.top[query] - base);
     total += weight * own.total[query];
     const float* output = own.output + query * head_dim;
@@ -389,9 +399,15 @@ std::tuple<Tensor, Tensor, Tensor> attend(
   const std::vector<int64_t> written = integers("lengths", lengths, {lanes});
   const std::vector<int64_t> turned = integers("offsets", offsets, {lanes});
   std::vector<int64_t> visible(lanes);
-  for (int64_t lane = 0; lane < lanes; ++lane) visible[lane] = at[lane] + 1 < written[lane] ? at[lane] + 1 : written[lane];
+  for (int64_t lane = 0; lane < lanes; ++lane) {
+    const int64_t until = at[lane] < written[lane] ? at[lane] + 1 : written[lane];
+    visible[lane] = until > 0 ? until : 0;
+  }
   problem.visible = visible.data();
   problem.offsets = turned.data();
+  std::vector<uint8_t> asks(lanes);
+  for (int64_t lane = 0; lane < lanes; ++lane) asks[lane] = at[lane] >= 0;
+  problem.asks = asks.data();
   std::vector<float> sinks;
   if (sink_logits) {
     check_shape("sink_logits", *sink_logits, {lanes, heads, problem.group});
@@ -447,11 +463,8 @@ std::tuple<Tensor, Tensor, Tensor> attend(
     segment.window = window, segment.columns = own.size(1), segment.first_column = 1 + column;
     places.push_back(columns.of("slots of codes", own, column, room));
     segment.slots = places.back().slots.data(), segment.firsts = places.back().firsts.data();
-    segment.key_codes = codes_of(formats.data() + index, given, heads, room, window, head_dim);
-    segment.value_codes = codes_of(formats.data() + index + Format::fields, given, heads, room, window, head_dim);
-    STD_TORCH_CHECK(!segment.key_codes.channel_scale.data, "qevict_fused::attend: keys have no scale by channel");
-    STD_TORCH_CHECK(segment.key_codes.per_channel && !segment.value_codes.per_channel && !segment.value_codes.norm.data,
-                    "qevict_fused::attend: keys need grids per channel, values per token and without norms");
+    segment.key_codes = codes_of(true, formats.data() + index, given, heads, room, window, head_dim);
+    segment.value_codes = codes_of(false, formats.data() + index + Format::fields, given, heads, room, window, head_dim);
     STD_TORCH_CHECK(frequencies, "qevict_fused::attend: encoded keys need frequencies to be turned by");
     column += segment.columns;
     problem.segments.push_back(segment);

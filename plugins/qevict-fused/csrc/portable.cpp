@@ -8,15 +8,7 @@ namespace {
 #include "kernel.inc"
 }  // namespace
 
-int64_t scratch_floats(const Problem& problem) {
-  Scratch scratch(nullptr, problem);
-  int64_t most = 0;
-  for (const Segment& segment : problem.segments) {
-    const int64_t own = up_to_tiles(segment.window) * windows_of_piece(segment);
-    most = most < own ? own : most;
-  }
-  return (scratch.logits - static_cast<float*>(nullptr)) + problem.group * most;
-}
+int64_t scratch_floats(const Problem& problem) { return Scratch(nullptr, problem).floats; }
 
 Kernels portable_kernels() { return {attend, angles}; }
 

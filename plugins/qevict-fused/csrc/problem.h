@@ -23,7 +23,6 @@ struct Blocks {
 struct Codes {
   int32_t bits = 0;
   int32_t scale_bits = 0;  // of scales and zero points that are codes themselves; 0 if they are numbers
-  bool per_channel = false;
   int64_t groups = 0;  // grids of a window
   bool hadamard = false;
   const float* places = nullptr;  // of each code; nullptr where a code is its place
@@ -47,6 +46,7 @@ struct Problem {
   const float* queries = nullptr;        // [lanes, heads, head_dim / 8, group, 8 channels], scaled
   const float* asking = nullptr;         // likewise, and what turns multiplied by the amplitude of the turn
   const int64_t* visible = nullptr;      // [lanes] true positions below this are seen
+  const uint8_t* asks = nullptr;         // [lanes] whether the query is no pad
   const int64_t* offsets = nullptr;      // [lanes] rotary minus true position
   const float* sink_logits = nullptr;    // [lanes, heads, group]; nullptr where there are none
   float softcap = 0;                     // 0 where nothing is capped
@@ -80,15 +80,6 @@ constexpr int64_t tile_tokens = 8;
 // Windows of the longest piece.
 inline int64_t windows_of_piece(const Segment& segment) {
   return segment.window < piece_tokens ? piece_tokens / segment.window : 1;
-}
-
-inline int64_t most_windows(const Problem& problem) {
-  int64_t most = 1;
-  for (const Segment& segment : problem.segments) {
-    const int64_t own = windows_of_piece(segment);
-    most = most < own ? own : most;
-  }
-  return most;
 }
 
 inline int64_t up_to_tiles(int64_t tokens) { return (tokens + tile_tokens - 1) / tile_tokens * tile_tokens; }

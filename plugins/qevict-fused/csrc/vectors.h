@@ -1,9 +1,12 @@
 // Eight numbers at once, in the vector extensions of GCC and Clang: each including file decides for which instructions.
-// Everything is static and inlined, so that no function of one instruction set is linked into another.
+// Everything is static or a template of this file, so that no function of one instruction set is linked into another.
+// For the same reason headers are included before the instruction set is chosen.
 
 #define QEVICT_INLINE static inline __attribute__((always_inline))
 #define QEVICT_MEMBER inline __attribute__((always_inline))
-#if defined(QEVICT_AVX2)
+#if defined(QEVICT_AVX2) && defined(__clang__)
+#define QEVICT_UNROLL _Pragma("unroll")
+#elif defined(QEVICT_AVX2)
 #define QEVICT_UNROLL _Pragma("GCC unroll 8")
 #else
 #define QEVICT_UNROLL
@@ -100,7 +103,7 @@ QEVICT_INLINE F8 exponential(F8 x) {
   return as_floats((U8)(y * (F8)power) & ~(U8)nothing);
 }
 
-// Cosine and sine of any angle; the quarter turns are taken off in double precision.
+// Cosine and sine of angles of up to six million; the quarter turns are taken off in double precision.
 QEVICT_INLINE void turn(F8 angle, F8& cosine, F8& sine) {
   const F8 quarters = nearest(angle * all(0.636619772f));
   const D8 rest = __builtin_convertvector(angle, D8) - __builtin_convertvector(quarters, D8) * 1.5707963267948966;

@@ -1,10 +1,12 @@
 """The named layout of packed codes, which kernels read in place."""
 
-from typing import Literal
+from typing import Literal, get_args
 
 import attrs
 import torch
 from torch import Tensor
+
+from qevict.errors import ContractError
 
 Undone = Literal["norm", "hadamard", "channel_scale", "mean"]
 """What may have been done to numbers before a grid was laid over them."""
@@ -31,10 +33,15 @@ class PairedCodes:
         scale_bits: 4 or 8 where scales and zero points are codes themselves, packed in order, the first in the lowest
             bits: ``least + step * code``, with both in the arrays ``scale_range`` and ``zero_range``; None otherwise.
         places: what stands in place of each code, in steps of the grid; None where a code stands for itself.
-        undone: what is done to these numbers, in this order: ``norm`` multiplies each token by the array of that name;
-            ``hadamard`` mixes the channels, in blocks of the largest power of two ``n`` that divides their number, by
-            Sylvester's matrix over ``2^floor(log2(n) / 2)``; ``channel_scale`` multiplies each channel by the array of
-            that name, and ``mean`` adds it.
+        undone: what is done to these numbers, some of the following in this order: ``norm`` multiplies each token by
+            the array of that name; ``hadamard`` mixes the channels, in blocks of the largest power of two ``n`` that
+            divides their number, by Sylvester's matrix over ``2^floor(log2(n) / 2)``; ``channel_scale`` multiplies each
+            channel by the array of that name, and ``mean`` adds it. These two belong to the sequence.
+
+    Numbers are float16, bfloat16 or float32.
+
+    Raises:
+        ContractError: no such layout.
     """
 
     bits: int
@@ -43,6 +50,14 @@ class PairedCodes:
     scale_bits: int | None = attrs.field(default=None, kw_only=True)
     places: tuple[float, ...] | None = attrs.field(default=None, kw_only=True)
     undone: tuple[Undone, ...] = attrs.field(default=(), kw_only=True)
+
+    def __attrs_post_init__(self) -> None:
+        if self.bits not in {2, 3, 4, 8} or self.scale_bits not in {None, 4, 8}:
+            raise ContractError(f"codes have 2, 3, 4 or 8 bits, scales that are codes 4 or 8; got {self!r}")
+        if self.places is not None and len(self.places) != 2**self.bits:
+            raise ContractError(f"{self.bits} bits have {2**self.bits} places, got {len(self.places)}: {self!r}")
+        if self.undone != tuple(step for step in get_args(Undone) if step in self.undone):
+            raise ContractError(f"what is undone comes in the order {', '.join(get_args(Undone))}; got {self!r}")
 
     @property
     def plain(self) -> bool:

@@ -44,7 +44,10 @@ class Pool(ABC):
 
     @abstractmethod
     def lend(self) -> Codes:
-        """The pool's own arrays ``[heads, slots, ...]``, without a copy; for attention over an attended store."""
+        """The pool's own arrays ``[heads, slots, ...]``, without a copy; for attention over an attended store.
+
+        What lies inside a block is contiguous.
+        """
 
     @abstractmethod
     def repack(self, slots: Int[Tensor, " windows"], into: Int[Tensor, " windows"], capacity: int) -> None:

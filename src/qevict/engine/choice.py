@@ -1,5 +1,6 @@
 """Which backend attends, and why: the policy's own, or the first that suits."""
 
+import warnings
 from collections.abc import Sequence
 
 import attrs
@@ -33,7 +34,16 @@ def choose(policy: Policy, setting: Setting, candidates: Sequence[AttentionBacke
         reason = policy.backend.reason(setting)
         return Choice(policy.backend, "the policy names it" + (f", {reason}" if reason else ""))
     for backend in candidates:
-        reason = backend.reason(setting) if policy.scorer.needs & ATTENDED <= backend.provides else None
+        reason = _reason(backend, setting) if policy.scorer.needs & ATTENDED <= backend.provides else None
         if reason is not None:
             return Choice(backend, reason)
     return Choice(ReferenceAttention(), f"none of {', '.join(each.name for each in candidates)} suits")
+
+
+def _reason(backend: AttentionBackend, setting: Setting) -> str | None:
+    """What a backend says for itself; one that nobody asked for may not keep others from attending."""
+    try:
+        return backend.reason(setting)
+    except Exception as error:  # noqa: BLE001 - whatever it does, the next one is asked
+        warnings.warn(f"backend {backend.name!r} cannot say whether it suits: {error}", stacklevel=2)
+        return None

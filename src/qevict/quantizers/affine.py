@@ -1,5 +1,6 @@
 """Asymmetric min-max grids: KIVI's keys per channel and values per token, and what others added to them."""
 
+import functools
 from typing import ClassVar, Literal
 
 import attrs
@@ -151,7 +152,7 @@ class PerChannel(Quantizer):
         """Rebuild windows in fp32."""
         return self._codec.decode(codes, head_dim)
 
-    @property
+    @functools.cached_property
     def _codec(self) -> Codec:
         stored = _stored(self.parameters, self.scale_bits)
         return Codec(
@@ -240,7 +241,7 @@ class PerToken(Quantizer):
         """Rebuild windows in fp32."""
         return self._codec.decode(codes, head_dim)
 
-    @property
+    @functools.cached_property
     def _codec(self) -> Codec:
         return Codec(
             PairedCodes(self.bits, "token"),

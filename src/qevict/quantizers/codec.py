@@ -1,6 +1,6 @@
 """From windows to codes and back: transforms, then a grid for each group, then codes without a gap."""
 
-from functools import partial
+from functools import cached_property, partial
 
 import attrs
 import torch
@@ -35,7 +35,7 @@ class Codec:
     levels: Levels
     transforms: tuple[Transform, ...]
 
-    @property
+    @cached_property
     def readable(self) -> PairedCodes:
         """How the arrays are to be read."""
         return attrs.evolve(

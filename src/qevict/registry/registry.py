@@ -2,7 +2,6 @@
 
 import functools
 import importlib.metadata
-import inspect
 import threading
 import warnings
 from collections.abc import Iterable
@@ -19,7 +18,7 @@ from qevict.errors import PluginError, UnknownPartError
 from qevict.registry import builtins
 from qevict.registry.inventory import Inventory, settle
 from qevict.registry.kinds import KINDS, Part, PartKind, Preset
-from qevict.registry.loading import Haul, Source, load, source_of
+from qevict.registry.loading import Haul, Offer, Source, load, source_of
 from qevict.registry.switches import Switches
 from qevict.version import own_version
 
@@ -52,7 +51,7 @@ class Registry:
         self._loading = False
         self._builtins: Inventory | None = None
         self._everything: Inventory | None = None
-        self._unasked: Inventory | None = None
+        self._unasked: tuple[AttentionBackend, ...] | None = None
 
     @overload
     def get(self, kind: Literal["scorer"], name: str) -> type[Scorer]: ...
@@ -92,13 +91,17 @@ class Registry:
         return self._load_all()
 
     def offered_backends(self) -> tuple[AttentionBackend, ...]:
-        """One of each backend that plugins offer unasked and that needs no argument, by name; imports those plugins."""
+        """One of each backend that plugins offer unasked, by name; imports those plugins.
+
+        What cannot be made without arguments, or fails, is left out with a warning.
+        """
         with self._lock:
             if self._unasked is None:
-                self._unasked = self._load_plugins(Inventory((), ()), BACKENDS)
-                _warn_of(self._unasked)
-        own = (each.part for each in self._unasked.parts if each.kind == "backend")
-        return tuple(part() for part in own if isinstance(part, type) and _needs_nothing(part))
+                found = self._load_plugins(self._load_builtins(), BACKENDS)
+                _warn_of(found)
+                own = (each for each in found.parts if each.kind == "backend" and not each.source.built_in)
+                self._unasked = tuple(backend for each in own for backend in _made(each))
+        return self._unasked
 
     def _load_builtins(self) -> Inventory:
         with self._lock:
@@ -145,12 +148,13 @@ def _warn_of(inventory: Inventory) -> None:
         warnings.warn(str(failure), PluginWarning, stacklevel=4)
 
 
-def _needs_nothing(part: type) -> bool:
-    empty = inspect.Parameter.empty
-    return all(
-        each.default is not empty or each.kind in {each.VAR_POSITIONAL, each.VAR_KEYWORD}
-        for each in inspect.signature(part).parameters.values()
-    )
+def _made(offer: Offer) -> list[AttentionBackend]:
+    try:
+        made = offer.part() if isinstance(offer.part, type) else None
+    except Exception as error:  # noqa: BLE001 - whatever a plugin does, the others are asked
+        warnings.warn(f"{offer} cannot be asked: {error}", PluginWarning, stacklevel=4)
+        return []
+    return [made] if isinstance(made, AttentionBackend) else []
 
 
 @functools.cache

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from qevict.contracts.paired import PairedCodes
+from qevict.contracts.paired import PairedCodes, Undone
 from qevict.contracts.values import Codes
 
 
@@ -46,7 +46,7 @@ def _spread(layout: PairedCodes, grid: Tensor, window_tokens: int, head_dim: int
     return spread
 
 
-def _undo(step: str, numbers: Tensor, codes: Codes) -> Tensor:
+def _undo(step: Undone, numbers: Tensor, codes: Codes) -> Tensor:
     if step == "hadamard":
         return _mixed(numbers)
     own = codes[step].double()

@@ -130,6 +130,8 @@ class QuantizerContract(RegisteredContract[Quantizer, QuantizerCase]):
         layout, x = self.part.paired, self._numbers(case)
         if layout is None:
             return
+        own = {"channel_scale", "mean"} & {*layout.undone} - self.part.shared_layout(case.head_dim).keys()
+        require(not own, f"{sorted(own)} belong to the sequence, and to shared_layout")
         codes = self._codes(x)
         read = plainly_read(layout, codes, case.window_tokens, case.head_dim)
         decoded = self.part.decode(codes, case.head_dim).double()

@@ -28,8 +28,9 @@ def _known_instructions(_instance: object, _attribute: object, value: str | None
 class FusedAttention(AttentionBackend):
     """Attends one token of every lane over full precision and codes, where both lie, in one C++ operator.
 
-    Codes become numbers in registers, eight tokens at a time, and are never stored; keys are turned to their positions
-    there as well. The query heads that share a KV head share what is read. Window masses are sums of weights that are
+    Codes become numbers eight tokens at a time, in the first-level cache, or are added up as codes; nothing is rebuilt.
+    Keys are turned to their place in the window, queries back by where it begins. The query heads that share a KV head
+    share what is read. Window masses are sums of weights that are
     there already. Work is cut into pieces by sizes alone, so that answers do not depend on the number of threads.
 
     It reads every layout of :class:`~qevict.contracts.paired.PairedCodes` with grids per channel for keys and per token
@@ -57,7 +58,10 @@ class FusedAttention(AttentionBackend):
             return None
         if not all(reading(*codec) is not None for codec in setting.codecs):
             return None
-        return f"on cpu through qevict_fused::attend ({self.instructions or instruction_set()}), codes read in place"
+        if self.instructions == "avx2" and instruction_set() != "avx2":
+            return None
+        codes = ", codes read in place" if setting.codecs else ""
+        return f"on cpu through qevict_fused::attend ({self.instructions or instruction_set()}){codes}"
 
     def attend(self, query: Query, view: View, *, want_mass: bool) -> Attended:
         """One operator for one token."""

@@ -36,7 +36,11 @@ class Side:
         names = ["codes", "scale", "zero"]
         names += ["scale_range", "zero_range"] if layout.scale_bits else []
         names += [name for name in ("norm", "channel_scale", "mean") if name in layout.undone]
-        return cls(tuple(names), None if layout.places is None else torch.tensor(layout.places), layout)
+        return cls(
+            tuple(names),
+            None if layout.places is None else torch.tensor(layout.places, dtype=torch.float32, device="cpu"),
+            layout,
+        )
 
     def arrays(self, codes: Codes) -> list[Tensor]:
         """The arrays themselves."""
@@ -49,7 +53,6 @@ class Side:
         return (
             layout.bits,
             layout.scale_bits or 0,
-            layout.per == "channel",
             layout.group_channels or head_dim,
             *(name in layout.undone for name in ("hadamard", "norm", "channel_scale", "mean")),
             self.places is not None,
