@@ -79,11 +79,8 @@ def test_operator_count_depends_on_neither_windows_nor_rows_nor_heads(name: str)
     base = sum(run(POLICIES[name], 160, 160, steps=3)[2].names.values())
     assert base == sum(run(POLICIES[name], 480, 480, steps=3)[2].names.values())
     assert base == sum(run(POLICIES[name], 160, 160, 160, 160, steps=3)[2].names.values())
-    assert base == sum(
-        run(POLICIES[name], 160, 160, steps=3, num_attention_heads=8, num_key_value_heads=4, head_dim=16)[
-            2
-        ].names.values()
-    )
+    more = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 16}
+    assert base == sum(run(POLICIES[name], 160, 160, steps=3, **more)[2].names.values())
 
 
 def test_bytes_moved_at_an_event_follow_the_moves(monkeypatch: pytest.MonkeyPatch) -> None:
