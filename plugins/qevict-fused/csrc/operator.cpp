@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <deque>
 #include <limits>
 #include <optional>
 #include <string>
@@ -193,10 +194,23 @@ struct Places {
   std::vector<int64_t> firsts;
 };
 
+// What the columns of a view are: the dense windows first, then those of each encoded segment.
 struct Columns {
   std::vector<int64_t> windows;
   std::optional<Tensor> present;
   int64_t lanes, all, window, sinks;
+
+  static Columns read(int64_t lanes, const Tensor& windows, const std::optional<Tensor>& present, const Tensor& keys,
+                      int64_t sinks) {
+    check_shape("windows", windows, {lanes, -1});
+    const int64_t all = windows.size(1), window = keys.dim() == 4 ? keys.size(2) : 0;
+    STD_TORCH_CHECK(window > 0, "qevict_fused::attend: keys must have windows of some tokens, got ", shape_of(keys));
+    if (present) {
+      check_shape("present", *present, {lanes, all});
+      check_type("present", *present, ScalarType::Bool);
+    }
+    return {integers("windows", windows, {lanes, all}), present, lanes, all, window, sinks};
+  }
 
   Places of(const char* name, const Tensor& tensor, int64_t first, int64_t capacity) const {
     const int64_t own = tensor.dim() == 2 ? tensor.size(1) : -1;
@@ -217,6 +231,153 @@ struct Columns {
       }
     }
     return places;
+  }
+};
+
+// ── everything together ─────────────────────────────────────────────────────────────────────────────────────────────
+
+// Queries [..., group, head_dim] so that eight channels of all queries of a group follow one another.
+std::vector<float> by_eights(const std::vector<float>& queries, const Problem& problem) {
+  const int64_t group = problem.group, head_dim = problem.head_dim, whole = group * head_dim;
+  std::vector<float> found(queries.size());
+  for (int64_t strip = 0; strip < problem.lanes * problem.heads; ++strip) {
+    for (int64_t query = 0; query < group; ++query) {
+      const float* from = queries.data() + strip * whole + query * head_dim;
+      float* to = found.data() + strip * whole + query * 8;
+      for (int64_t channel = 0; channel < head_dim; ++channel) to[channel / 8 * 8 * group + channel % 8] = from[channel];
+    }
+  }
+  return found;
+}
+
+// Cosines and sines of the places in a window, as Problem::turns wants them.
+std::vector<float> turns_in_windows(const Problem& problem, int64_t window, Angles angles_of) {
+  const int64_t table = up_to_tiles(problem.pairs) * tile_tokens;
+  std::vector<float> turns(2 * up_to_tiles(window) / tile_tokens * table), angles(2 * problem.pairs);
+  for (int64_t step = 0; step < window; ++step) {
+    angles_of(step, problem.frequencies, problem.pairs, angles.data(), angles.data() + problem.pairs);
+    float* to = turns.data() + step / tile_tokens * 2 * table + step % tile_tokens * 8;
+    for (int64_t pair = 0; pair < problem.pairs; ++pair) {
+      const int64_t place = pair / 8 * 8 * tile_tokens + pair % 8;
+      to[place] = angles[pair], to[table + place] = angles[problem.pairs + pair];
+    }
+  }
+  return turns;
+}
+
+// A problem, and what it points into; read and checked tensor by tensor, in the order of these functions.
+struct Given {
+  Problem problem;
+  std::vector<float> queries, asking, sinks, frequencies, turns;
+  std::vector<int64_t> visible, offsets;
+  std::vector<uint8_t> asks;
+  std::deque<Places> places;  // whose elements stay where they are
+
+  void read_queries(const Tensor& vectors, double scaling, double softcap) {
+    check_shape("queries", vectors, {-1, -1, -1, 1, -1});
+    problem.lanes = vectors.size(0), problem.heads = vectors.size(1), problem.group = vectors.size(2);
+    problem.head_dim = vectors.size(4);
+    STD_TORCH_CHECK(problem.head_dim > 0 && problem.head_dim % 16 == 0, "qevict_fused::attend: head_dim ",
+                    problem.head_dim, " is no multiple of 16");
+    queries = by_eights(floats("queries", vectors, static_cast<float>(scaling)), problem);
+    asking = queries;
+    problem.queries = queries.data(), problem.asking = asking.data();
+    problem.softcap = static_cast<float>(softcap);
+  }
+
+  void read_lanes(const Tensor& positions, const Tensor& lengths, const Tensor& rotary_offsets) {
+    const std::vector<int64_t> at = integers("positions", positions, {problem.lanes, 1});
+    const std::vector<int64_t> written = integers("lengths", lengths, {problem.lanes});
+    offsets = integers("offsets", rotary_offsets, {problem.lanes});
+    for (int64_t lane = 0; lane < problem.lanes; ++lane) {
+      const int64_t until = at[lane] < written[lane] ? at[lane] + 1 : written[lane];
+      visible.push_back(until > 0 ? until : 0);
+      asks.push_back(at[lane] >= 0);
+    }
+    problem.visible = visible.data(), problem.offsets = offsets.data(), problem.asks = asks.data();
+  }
+
+  void read_sink_logits(const std::optional<Tensor>& logits) {
+    if (!logits) return;
+    check_shape("sink_logits", *logits, {problem.lanes, problem.heads, problem.group});
+    sinks = floats("sink_logits", *logits, 1);
+    problem.sink_logits = sinks.data();
+  }
+
+  void read_sinks(const Tensor& keys, const Tensor& values) {
+    const int64_t lanes = problem.lanes, heads = problem.heads;
+    check_shape("sink_keys", keys, {lanes, heads, -1, problem.head_dim});
+    Segment segment;
+    segment.window = keys.size(2), segment.columns = 1;
+    segment.keys = blocks_of("sink_keys", keys, {lanes, heads, segment.window, problem.head_dim}, false);
+    segment.values = blocks_of("sink_values", values, {lanes, heads, segment.window, problem.head_dim}, false);
+    for (Blocks* own : {&segment.keys, &segment.values}) std::swap(own->head_stride, own->slot_stride);
+    Places lanes_themselves{std::vector<int32_t>(lanes), std::vector<int64_t>(lanes, 0)};
+    for (int64_t lane = 0; lane < lanes; ++lane) lanes_themselves.slots[lane] = static_cast<int32_t>(lane);
+    if (segment.window) add(segment, std::move(lanes_themselves));
+  }
+
+  void read_dense(const Tensor& keys, const Tensor& values, const Tensor& slots, const Columns& columns) {
+    STD_TORCH_CHECK(keys.dim() == 4, "qevict_fused::attend: keys must be [heads, slots, window, head_dim], got ", shape_of(keys));
+    Segment segment;
+    const std::vector<int64_t> shape{problem.heads, keys.size(1), columns.window, problem.head_dim};
+    segment.window = columns.window, segment.first_column = 1;
+    segment.keys = blocks_of("keys", keys, shape, false);
+    segment.values = blocks_of("values", values, shape, false);
+    Places own = columns.of("slots", slots, 0, keys.size(1));
+    segment.columns = slots.size(1);
+    add(segment, std::move(own));
+  }
+
+  void read_coded(const std::vector<Tensor>& arrays, const std::vector<int64_t>& formats, const Columns& columns) {
+    STD_TORCH_CHECK(formats.size() % (2 * Format::fields) == 0, "qevict_fused::attend: formats have ", formats.size(),
+                    " numbers, not a multiple of ", 2 * Format::fields);
+    Arrays given{arrays};
+    int64_t column = problem.segments.back().columns;
+    for (size_t index = 0; index < formats.size(); index += 2 * Format::fields) {
+      const Tensor& slots = given.take();
+      STD_TORCH_CHECK(slots.dim() == 2 && given.next < arrays.size() && arrays[given.next].dim() == 3,
+                      "qevict_fused::attend: codes are slots [lanes, columns] and arrays [heads, slots, bytes]");
+      const int64_t room = arrays[given.next].size(1);
+      Segment segment;
+      segment.coded = true, segment.window = columns.window;
+      segment.columns = slots.size(1), segment.first_column = 1 + column;
+      Places own = columns.of("slots of codes", slots, column, room);
+      const int64_t* format = formats.data() + index;
+      segment.key_codes = codes_of(true, format, given, problem.heads, room, columns.window, problem.head_dim);
+      segment.value_codes =
+          codes_of(false, format + Format::fields, given, problem.heads, room, columns.window, problem.head_dim);
+      column += segment.columns;
+      add(segment, std::move(own));
+    }
+    STD_TORCH_CHECK(given.next == arrays.size(), "qevict_fused::attend: ", arrays.size(), " arrays, but formats ask for ",
+                    given.next);
+    STD_TORCH_CHECK(column == columns.all, "qevict_fused::attend: ", columns.all, " windows, but ", column,
+                    " columns of slots");
+  }
+
+  void read_turns(const std::optional<Tensor>& table, double amplitude, int64_t window, Angles angles) {
+    bool coded = false;
+    for (const Segment& segment : problem.segments) coded |= segment.coded;
+    STD_TORCH_CHECK(table || !coded, "qevict_fused::attend: encoded keys need frequencies to be turned by");
+    if (!coded) return;
+    check_shape("frequencies", *table, {-1});
+    frequencies = floats("frequencies", *table, 1);
+    problem.pairs = static_cast<int64_t>(frequencies.size()), problem.frequencies = frequencies.data();
+    STD_TORCH_CHECK(2 * problem.pairs <= problem.head_dim, "qevict_fused::attend: ", problem.pairs, " pairs turn, of ",
+                    problem.head_dim, " channels");
+    for (size_t at = 0; at < asking.size(); ++at) {
+      const int64_t channel = static_cast<int64_t>(at) / (8 * problem.group) * 8 % problem.head_dim + at % 8;
+      if (channel < 2 * problem.pairs) asking[at] *= static_cast<float>(amplitude);
+    }
+    turns = turns_in_windows(problem, window, angles);
+    problem.turns = turns.data();
+  }
+
+  void add(Segment& segment, Places&& own) {
+    places.push_back(std::move(own));
+    segment.slots = places.back().slots.data(), segment.firsts = places.back().firsts.data();
+    problem.segments.push_back(segment);
   }
 };
 
@@ -348,34 +509,6 @@ void run(const Problem& problem, const Kernels& kernels, const Answer& answer) {
   }
 }
 
-// Queries [..., group, head_dim] so that eight channels of all queries of a group follow one another.
-std::vector<float> by_eights(const std::vector<float>& queries, const Problem& problem) {
-  const int64_t group = problem.group, head_dim = problem.head_dim, whole = group * head_dim;
-  std::vector<float> found(queries.size());
-  for (int64_t strip = 0; strip < problem.lanes * problem.heads; ++strip) {
-    for (int64_t query = 0; query < group; ++query) {
-      const float* from = queries.data() + strip * whole + query * head_dim;
-      float* to = found.data() + strip * whole + query * 8;
-      for (int64_t channel = 0; channel < head_dim; ++channel) to[channel / 8 * 8 * group + channel % 8] = from[channel];
-    }
-  }
-  return found;
-}
-
-std::vector<float> turns_in_windows(const Problem& problem, int64_t window, const Kernels& kernels) {
-  const int64_t table = up_to_tiles(problem.pairs) * tile_tokens;
-  std::vector<float> turns(2 * up_to_tiles(window) / tile_tokens * table), angles(2 * problem.pairs);
-  for (int64_t step = 0; step < window; ++step) {
-    kernels.angles(step, problem.frequencies, problem.pairs, angles.data(), angles.data() + problem.pairs);
-    float* to = turns.data() + step / tile_tokens * 2 * table + step % tile_tokens * 8;
-    for (int64_t pair = 0; pair < problem.pairs; ++pair) {
-      const int64_t place = pair / 8 * 8 * tile_tokens + pair % 8;
-      to[place] = angles[pair], to[table + place] = angles[problem.pairs + pair];
-    }
-  }
-  return turns;
-}
-
 std::tuple<Tensor, Tensor, Tensor> attend(
     const Tensor& queries, const Tensor& positions, double scaling, double softcap, std::optional<Tensor> sink_logits,
     const Tensor& sink_keys, const Tensor& sink_values, const Tensor& keys, const Tensor& values, const Tensor& slots,
@@ -383,114 +516,22 @@ std::tuple<Tensor, Tensor, Tensor> attend(
     double amplitude, const Tensor& offsets, const std::vector<Tensor>& arrays, const std::vector<int64_t>& formats,
     bool want_mass, const std::string& instructions) {
   const Kernels kernels = kernels_of(instructions);
-  Problem problem;
-  check_shape("queries", queries, {-1, -1, -1, 1, -1});
-  problem.lanes = queries.size(0), problem.heads = queries.size(1), problem.group = queries.size(2);
-  problem.head_dim = queries.size(4);
-  const int64_t lanes = problem.lanes, heads = problem.heads, head_dim = problem.head_dim;
-  STD_TORCH_CHECK(head_dim > 0 && head_dim % 16 == 0, "qevict_fused::attend: head_dim ", head_dim, " is no multiple of 16");
-  const std::vector<float> asking = by_eights(floats("queries", queries, static_cast<float>(scaling)), problem);
-  std::vector<float> turning = asking;
-  problem.queries = asking.data();
-  problem.asking = turning.data();
-  problem.softcap = static_cast<float>(softcap);
-
-  const std::vector<int64_t> at = integers("positions", positions, {lanes, 1});
-  const std::vector<int64_t> written = integers("lengths", lengths, {lanes});
-  const std::vector<int64_t> turned = integers("offsets", offsets, {lanes});
-  std::vector<int64_t> visible(lanes);
-  for (int64_t lane = 0; lane < lanes; ++lane) {
-    const int64_t until = at[lane] < written[lane] ? at[lane] + 1 : written[lane];
-    visible[lane] = until > 0 ? until : 0;
-  }
-  problem.visible = visible.data();
-  problem.offsets = turned.data();
-  std::vector<uint8_t> asks(lanes);
-  for (int64_t lane = 0; lane < lanes; ++lane) asks[lane] = at[lane] >= 0;
-  problem.asks = asks.data();
-  std::vector<float> sinks;
-  if (sink_logits) {
-    check_shape("sink_logits", *sink_logits, {lanes, heads, problem.group});
-    sinks = floats("sink_logits", *sink_logits, 1);
-    problem.sink_logits = sinks.data();
-  }
-
-  const int64_t window = keys.dim() == 4 ? keys.size(2) : 0, capacity = keys.dim() == 4 ? keys.size(1) : 0;
-  check_shape("sink_keys", sink_keys, {lanes, heads, -1, head_dim});
-  const int64_t sink_tokens = sink_keys.size(2);
-  check_shape("windows", windows, {lanes, -1});
-  if (present) {
-    check_shape("present", *present, {lanes, windows.size(1)});
-    check_type("present", *present, ScalarType::Bool);
-  }
-  const Columns columns{integers("windows", windows, {lanes, -1}), present, lanes, windows.size(1), window, sink_tokens};
+  Given given;
+  Problem& problem = given.problem;
+  given.read_queries(queries, scaling, softcap);
+  given.read_lanes(positions, lengths, offsets);
+  given.read_sink_logits(sink_logits);
+  given.read_sinks(sink_keys, sink_values);
+  const Columns columns = Columns::read(problem.lanes, windows, present, keys, sink_keys.size(2));
   problem.columns = columns.all + 1;
-  std::vector<Places> places;
-  places.reserve(2 + formats.size());
+  given.read_dense(keys, values, slots, columns);
+  given.read_coded(arrays, formats, columns);
+  given.read_turns(frequencies, amplitude, columns.window, kernels.angles);
 
-  Places of_sinks{std::vector<int32_t>(lanes), std::vector<int64_t>(lanes, 0)};
-  for (int64_t lane = 0; lane < lanes; ++lane) of_sinks.slots[lane] = static_cast<int32_t>(lane);
-  places.push_back(std::move(of_sinks));
-  if (sink_tokens) {
-    Segment segment;
-    segment.window = sink_tokens, segment.columns = 1;
-    segment.keys = blocks_of("sink_keys", sink_keys, {lanes, heads, sink_tokens, head_dim}, false);
-    segment.values = blocks_of("sink_values", sink_values, {lanes, heads, sink_tokens, head_dim}, false);
-    for (Blocks* own : {&segment.keys, &segment.values}) std::swap(own->head_stride, own->slot_stride);
-    segment.slots = places[0].slots.data(), segment.firsts = places[0].firsts.data();
-    problem.segments.push_back(segment);
-  }
-  Segment dense;
-  dense.window = window, dense.columns = slots.dim() == 2 ? slots.size(1) : 0, dense.first_column = 1;
-  dense.keys = blocks_of("keys", keys, {heads, capacity, window, head_dim}, false);
-  dense.values = blocks_of("values", values, {heads, capacity, window, head_dim}, false);
-  STD_TORCH_CHECK(window > 0, "qevict_fused::attend: windows have no tokens");
-  places.push_back(columns.of("slots", slots, 0, capacity));
-  dense.slots = places.back().slots.data(), dense.firsts = places.back().firsts.data();
-  problem.segments.push_back(dense);
-
-  STD_TORCH_CHECK(formats.size() % (2 * Format::fields) == 0, "qevict_fused::attend: formats have ", formats.size(),
-                  " numbers, not a multiple of ", 2 * Format::fields);
-  Arrays given{arrays};
-  int64_t column = dense.columns;
-  for (size_t index = 0; index < formats.size(); index += 2 * Format::fields) {
-    const Tensor& own = given.take();
-    STD_TORCH_CHECK(own.dim() == 2, "qevict_fused::attend: slots of codes must be [lanes, columns], got ", shape_of(own));
-    STD_TORCH_CHECK(given.next < arrays.size() && arrays[given.next].dim() == 3, "qevict_fused::attend: codes must be [heads, slots, bytes]");
-    const int64_t room = arrays[given.next].size(1);
-    Segment segment;
-    segment.coded = true;
-    segment.window = window, segment.columns = own.size(1), segment.first_column = 1 + column;
-    places.push_back(columns.of("slots of codes", own, column, room));
-    segment.slots = places.back().slots.data(), segment.firsts = places.back().firsts.data();
-    segment.key_codes = codes_of(true, formats.data() + index, given, heads, room, window, head_dim);
-    segment.value_codes = codes_of(false, formats.data() + index + Format::fields, given, heads, room, window, head_dim);
-    STD_TORCH_CHECK(frequencies, "qevict_fused::attend: encoded keys need frequencies to be turned by");
-    column += segment.columns;
-    problem.segments.push_back(segment);
-  }
-  STD_TORCH_CHECK(given.next == arrays.size(), "qevict_fused::attend: ", arrays.size(), " arrays, but formats ask for ", given.next);
-  STD_TORCH_CHECK(column == columns.all, "qevict_fused::attend: ", columns.all, " windows, but ", column, " columns of slots");
-
-  std::vector<float> turns, table;
-  if (frequencies) {
-    check_shape("frequencies", *frequencies, {-1});
-    table = floats("frequencies", *frequencies, 1);
-    problem.pairs = static_cast<int64_t>(table.size());
-    STD_TORCH_CHECK(2 * problem.pairs <= head_dim, "qevict_fused::attend: ", problem.pairs, " pairs turn, of ", head_dim, " channels");
-    problem.frequencies = table.data();
-    for (size_t at = 0; at < turning.size(); ++at) {
-      const size_t channel = at / (8 * problem.group) * 8 % head_dim + at % 8;
-      if (channel < 2 * table.size()) turning[at] *= static_cast<float>(amplitude);
-    }
-    turns = turns_in_windows(problem, window, kernels);
-    problem.turns = turns.data();
-  }
-
-  const int64_t rows[] = {lanes, heads, problem.group, 1, head_dim};
+  const int64_t rows[] = {problem.lanes, problem.heads, problem.group, 1, problem.head_dim};
   Tensor output = torch::stable::new_empty(queries, {rows, 5});
   Tensor lse = torch::stable::new_empty(queries, {rows, 4}, ScalarType::Float);
-  const int64_t by_column[] = {lanes, heads * problem.group, want_mass ? problem.columns : 0};
+  const int64_t by_column[] = {problem.lanes, problem.heads * problem.group, want_mass ? problem.columns : 0};
   Tensor masses = torch::stable::new_zeros(queries, {by_column, 3}, ScalarType::Float);
   const Answer answer{static_cast<float*>(output.data_ptr()), static_cast<float*>(lse.data_ptr()),
                       want_mass ? static_cast<float*>(masses.data_ptr()) : nullptr, number_of("queries", queries)};
