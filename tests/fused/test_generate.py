@@ -52,12 +52,13 @@ def test_tiny_models_generate_the_same(name: str) -> None:
 
 
 @pytest.mark.real
-def test_a_real_model_generates_the_same_256_tokens() -> None:
+@pytest.mark.parametrize("tokens", [32, pytest.param(256, marks=pytest.mark.exhaustive)])
+def test_a_real_model_generates_the_same(tokens: int) -> None:
     model, tokenizer = load()
     policy = policies.qevict("30 %")
     context = torch.tensor([tokenizer(load_document().text)["input_ids"][:300]])
     answers: list[Any] = []
     for own in (policy, attrs.evolve(policy, backend=ReferenceAttention())):
         with torch.no_grad(), qevict.attach(model, own) as session:
-            answers.append(session.generate(context, max_new_tokens=256, min_new_tokens=256, do_sample=False))
+            answers.append(session.generate(context, max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False))
     assert torch.equal(answers[0], answers[1])
