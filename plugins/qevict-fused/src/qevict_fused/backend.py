@@ -30,8 +30,8 @@ class FusedAttention(AttentionBackend):
 
     Codes become numbers eight tokens at a time, in the first-level cache, or are added up as codes; nothing is rebuilt.
     Keys are turned to their place in the window, queries back by where it begins. The query heads that share a KV head
-    share what is read. Window masses are sums of weights that are
-    there already. Work is cut into pieces by sizes alone, so that answers do not depend on the number of threads.
+    share what is read. Window masses are sums of weights that are there already. Work is cut into pieces by sizes
+    alone, so that answers do not depend on the number of threads.
 
     It reads every layout of :class:`~qevict.contracts.paired.PairedCodes` with grids per channel for keys and per token
     for values. Forwards of many tokens, other layouts, other devices, and heads whose channels are no multiple of 16
