@@ -79,7 +79,7 @@ def test_operator_count_depends_on_neither_windows_nor_rows_nor_heads(name: str)
     base = sum(run(POLICIES[name], 160, 160, steps=3)[2].names.values())
     assert base == sum(run(POLICIES[name], 480, 480, steps=3)[2].names.values())
     assert base == sum(run(POLICIES[name], 160, 160, 160, 160, steps=3)[2].names.values())
-    more = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 16}
+    more: dict[str, Any] = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 16}
     assert base == sum(run(POLICIES[name], 160, 160, steps=3, **more)[2].names.values())
 
 
