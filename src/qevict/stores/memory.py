@@ -31,11 +31,11 @@ class MemoryPool(Pool):
     def write(self, slots: Tensor, codes: Codes) -> None:
         """Store blocks, in place."""
         for name, array in self._arrays.items():
-            array[:, slots] = codes[name].to(array.dtype)
+            array.index_copy_(1, slots, codes[name].to(array.dtype))
 
     def read(self, slots: Tensor) -> Codes:
         """Copy blocks out."""
-        return {name: array[:, slots] for name, array in self._arrays.items()}
+        return {name: array.index_select(1, slots) for name, array in self._arrays.items()}
 
     def lend(self) -> Codes:
         """The arrays themselves."""
@@ -43,10 +43,15 @@ class MemoryPool(Pool):
 
     def repack(self, slots: Tensor, into: Tensor, capacity: int) -> None:
         """Allocate anew and copy what stays; unused slots hold zeros, so that masked reads stay finite."""
+        moved = slots.shape[0]
+        unused = torch.ones(capacity, dtype=torch.bool, device=slots.device).index_fill_(0, into, value=False)
+        blank = torch.nonzero_static(unused, size=capacity - moved)[:, 0]
+        origin = slots.new_zeros(capacity).index_copy_(0, into, slots)
         for name, array in self._arrays.items():
-            fresh = array.new_zeros(array.shape[0], capacity, *array.shape[2:])
-            fresh[:, into] = array[:, slots]
-            self._arrays[name] = fresh
+            if moved:  # whole blocks are gathered many times faster than they are scattered
+                self._arrays[name] = array.index_select(1, origin).index_fill_(1, blank, 0)
+            else:
+                self._arrays[name] = array.new_zeros(array.shape[0], capacity, *array.shape[2:])
 
 
 @attrs.frozen
