@@ -18,7 +18,7 @@ import attrs
 import torch
 from transformers import AutoModelForCausalLM
 
-from benchmarks.contestants import arena, by_policy, plans, stock_field
+from benchmarks.contestants import arena, by_policy, cheap_to_fill, plans, stock_field
 from benchmarks.decoding import decoder
 from benchmarks.generating import read, tokens_of
 from benchmarks.scoring import scorings
@@ -41,7 +41,7 @@ class Job:
     """What is done while the peak is watched.
 
     Attributes:
-        job: ``"generate"`` or ``"score"``.
+        job: ``"generate"``, ``"score"`` or ``"decode"``.
         folder: where the model's weights are.
         dtype: of the model.
         name: contestant, or scoring.
@@ -114,6 +114,27 @@ def _score(model: Any, job: Job) -> int:
         return _peak_of(lambda: fill(contestant.make(model), recording))
 
 
+def _decode(model: Any, job: Job) -> int:
+    """Beyond the model: what decoding takes behind a context that is there already, the cache with it."""
+    field = stock_field() | {
+        name: by_policy(cheap_to_fill(plan)) for name, plan in plans(job.budget, model.dtype).items()
+    }
+    with arena(model, field) as switch:
+        switch(job.name)
+
+        def held(tokens: int) -> Any:
+            cache = field[job.name].make(model)
+            fill(cache, context(model, [tokens]))
+            return cache
+
+        decoder(model, held(_WARM_TOKENS), [_WARM_TOKENS])()
+        before = _resident("VmRSS")
+        run = decoder(model, held(job.tokens), [job.tokens], job.new)
+        gc.collect()
+        behind = _resident("VmRSS")
+        return behind - before + _peak_of(run)
+
+
 def main(text: str) -> None:
     """Do one job and print its peak."""
     job = Job(**json.loads(text))
@@ -121,7 +142,7 @@ def main(text: str) -> None:
     model = AutoModelForCausalLM.from_pretrained(job.folder, dtype=getattr(torch, job.dtype)).eval()
     for tensor in model.parameters():
         tensor.data = tensor.clone()  # weights mapped from a file become resident at their first use, not at loading
-    print({"generate": _generate, "score": _score}[job.job](model, job))
+    print({"generate": _generate, "score": _score, "decode": _decode}[job.job](model, job))
 
 
 if __name__ == "__main__":
