@@ -120,7 +120,9 @@ FLOORS = Check("lint-imports", (MAIN.program("lint-imports"),))
 DOCS = Check("mkdocs", module("mkdocs", "build", "--strict", "--quiet"))
 TESTS = Check("pytest", module("pytest", "-n", "auto", "-m", "not real and not slow and not exhaustive"))
 SLOW = Check("pytest, slow", module("pytest", "-n", "auto", "-m", "slow and not real and not exhaustive"))
-REAL = Check("pytest, real model", module("pytest", "-m", "real and not exhaustive"))
+REAL = Check(
+    "pytest, real model", module("pytest", "-n", "auto", "--dist", "loadfile", "-m", "real and not exhaustive")
+)
 DEMO = Check("demo", module("qevict.cli", "demo"))
 
 

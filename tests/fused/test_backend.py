@@ -1,5 +1,10 @@
 """When the fused backend is chosen, and what it does without its operator."""
 
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +24,8 @@ from tests.fused.views import Sizes, make
 
 CPU = torch.device("cpu")
 
+nm = shutil.which("nm") if sys.platform == "linux" else None
+
 
 def setting(**changes: Any) -> Setting:
     given: dict[str, Any] = {"device": CPU, "dtype": torch.float32, "window_tokens": 8, "codecs": PLAIN, "head_dim": 64}
@@ -28,6 +35,18 @@ def setting(**changes: Any) -> Setting:
 @pytest.mark.skipif(compiler is None, reason="no compiler is here")
 def test_where_a_compiler_is_the_operator_was_built() -> None:
     assert native.missing() is None
+
+
+@needs_operator
+@pytest.mark.skipif(nm is None, reason="no nm of binutils is here")
+def test_it_asks_for_the_stable_abi_alone() -> None:
+    """No C++ symbol of torch, and none of Python: the wheel serves every version of both."""
+    built = next(Path(native.__file__).parent.glob("_operator*.so"))
+    assert nm is not None
+    listed = subprocess.run([nm, "-D", "--undefined-only", str(built)], capture_output=True, text=True, check=True)
+    symbols = [line.split()[-1] for line in listed.stdout.splitlines()]
+    assert any(symbol.startswith("aoti_torch_") for symbol in symbols)
+    assert not [symbol for symbol in symbols if re.search(r"^_?Py|N?K?(2at|3c10|5torch)", symbol)]
 
 
 @needs_operator

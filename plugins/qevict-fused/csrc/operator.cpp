@@ -32,6 +32,21 @@ using torch::stable::Tensor;
 constexpr int64_t never = std::numeric_limits<int64_t>::max();
 constexpr int64_t tiny = 4096;  // tokens, over all heads, that are not worth a second thread
 
+// A line of the cache. Vectors of eight floats that begin with one never lie in two.
+struct alignas(64) Line {
+  float floats[16];
+};
+
+// Floats in whole lines.
+class Lines {
+ public:
+  explicit Lines(int64_t floats = 0) : lines_(floats / 16 + 1) {}
+  float* data() { return lines_.data()->floats; }
+
+ private:
+  std::vector<Line> lines_;
+};
+
 // ── what is given ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 std::string shape_of(const Tensor& tensor) {
@@ -237,9 +252,9 @@ struct Columns {
 // ── everything together ─────────────────────────────────────────────────────────────────────────────────────────────
 
 // Queries [..., group, head_dim] so that eight channels of all queries of a group follow one another.
-std::vector<float> by_eights(const std::vector<float>& queries, const Problem& problem) {
+Lines by_eights(const std::vector<float>& queries, const Problem& problem) {
   const int64_t group = problem.group, head_dim = problem.head_dim, whole = group * head_dim;
-  std::vector<float> found(queries.size());
+  Lines found(static_cast<int64_t>(queries.size()));
   for (int64_t strip = 0; strip < problem.lanes * problem.heads; ++strip) {
     for (int64_t query = 0; query < group; ++query) {
       const float* from = queries.data() + strip * whole + query * head_dim;
@@ -251,9 +266,10 @@ std::vector<float> by_eights(const std::vector<float>& queries, const Problem& p
 }
 
 // Cosines and sines of the places in a window, as Problem::turns wants them.
-std::vector<float> turns_in_windows(const Problem& problem, int64_t window, Angles angles_of) {
+Lines turns_in_windows(const Problem& problem, int64_t window, Angles angles_of) {
   const int64_t table = up_to_tiles(problem.pairs) * tile_tokens;
-  std::vector<float> turns(2 * up_to_tiles(window) / tile_tokens * table), angles(2 * problem.pairs);
+  Lines turns(2 * up_to_tiles(window) / tile_tokens * table);
+  std::vector<float> angles(2 * problem.pairs);
   for (int64_t step = 0; step < window; ++step) {
     angles_of(step, problem.frequencies, problem.pairs, angles.data(), angles.data() + problem.pairs);
     float* to = turns.data() + step / tile_tokens * 2 * table + step % tile_tokens * 8;
@@ -268,7 +284,8 @@ std::vector<float> turns_in_windows(const Problem& problem, int64_t window, Angl
 // A problem, and what it points into; read and checked tensor by tensor, in the order of these functions.
 struct Given {
   Problem problem;
-  std::vector<float> queries, asking, sinks, frequencies, turns;
+  Lines queries, asking, turns;
+  std::vector<float> sinks, frequencies;
   std::vector<int64_t> visible, offsets;
   std::vector<uint8_t> asks;
   std::deque<Places> places;  // whose elements stay where they are
@@ -366,9 +383,9 @@ struct Given {
     problem.pairs = static_cast<int64_t>(frequencies.size()), problem.frequencies = frequencies.data();
     STD_TORCH_CHECK(2 * problem.pairs <= problem.head_dim, "qevict_fused::attend: ", problem.pairs, " pairs turn, of ",
                     problem.head_dim, " channels");
-    for (size_t at = 0; at < asking.size(); ++at) {
-      const int64_t channel = static_cast<int64_t>(at) / (8 * problem.group) * 8 % problem.head_dim + at % 8;
-      if (channel < 2 * problem.pairs) asking[at] *= static_cast<float>(amplitude);
+    for (int64_t at = 0; at < problem.lanes * problem.heads * problem.group * problem.head_dim; ++at) {
+      const int64_t channel = at / (8 * problem.group) * 8 % problem.head_dim + at % 8;
+      if (channel < 2 * problem.pairs) asking.data()[at] *= static_cast<float>(amplitude);
     }
     turns = turns_in_windows(problem, window, angles);
     problem.turns = turns.data();
@@ -482,9 +499,9 @@ void run(const Problem& problem, const Kernels& kernels, const Answer& answer) {
   const std::vector<Piece> pieces = cut(problem);
   const int64_t count = static_cast<int64_t>(pieces.size()), each = problem.lanes ? count / problem.lanes : 0;
   const int64_t floats = problem.heads * Partial::floats(problem), memory = scratch_floats(problem);
-  std::vector<float> partials(count * floats);
+  Lines partials(count * floats);
   const auto attend = [&](int64_t begin, int64_t end) {
-    std::vector<float> scratch(memory);
+    Lines scratch(memory);
     for (int64_t index = begin; index < end; ++index) {
       const Piece& piece = pieces[index];
       const int64_t row = piece.lane * problem.heads * problem.group;

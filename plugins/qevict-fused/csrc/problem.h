@@ -62,16 +62,16 @@ struct Piece {
   int64_t lane = 0, segment = 0, first = 0, last = 0;
 };
 
-// What a piece gives for one KV head, for each query of the group: the largest logit, the sum of exp(logit - largest),
-// and the values weighed alike, [group, head_dim]. Those of all heads follow one another.
+// What a piece gives for one KV head, for each query of the group: values weighed by exp(logit - largest), [group,
+// head_dim], the largest logit, and the sum of exp(logit - largest). Those of all heads follow one another.
 struct Partial {
+  float* output;
   float* top;
   float* total;
-  float* output;
 
-  static int64_t floats(const Problem& problem) { return problem.group * (problem.head_dim + 2); }
+  static int64_t floats(const Problem& problem) { return (problem.group * (problem.head_dim + 2) + 15) / 16 * 16; }
   Partial(float* memory, const Problem& problem)
-      : top(memory), total(memory + problem.group), output(memory + 2 * problem.group) {}
+      : output(memory), top(memory + problem.group * problem.head_dim), total(top + problem.group) {}
 };
 
 constexpr int64_t piece_tokens = 512;
