@@ -17,7 +17,7 @@ def bench_memory(model: Any, folder: str, wish: Wish, benchmark: Any, note: Note
     held = {name: holding(cache, field[name], model).exact_bytes for name, cache in caches.items()}
     peaks: dict[str, int] = {}
     benchmark.pedantic(lambda: peaks.update((name, peak_bytes(_job(name, model, folder, wish))) for name in field))
-    rows = {}
+    rows: dict[str, dict[str, Any]] = {}
     for name in field:
         saved = held[STOCK] - held[name]
         rows[name] = {"exact_bytes": held[name], "peak_bytes_beyond_the_model": peaks[name]}

@@ -5,11 +5,12 @@ cache. Output words are left out, since with few layers they would weigh more th
 """
 
 import argparse
+from typing import Any
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-SHAPES = {
+SHAPES: dict[str, dict[str, Any]] = {
     "1b": {"hidden_size": 2048, "intermediate_size": 8192, "num_attention_heads": 32, "num_key_value_heads": 8},
     "8b": {"hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8},
 }

@@ -43,6 +43,12 @@ class Lines {
   explicit Lines(int64_t floats = 0) : lines_(floats / 16 + 1) {}
   float* data() { return lines_.data()->floats; }
 
+  // At least so many floats, of any value.
+  float* room(int64_t floats) {
+    if (static_cast<size_t>(floats) > 16 * lines_.size()) *this = Lines(floats);
+    return data();
+  }
+
  private:
   std::vector<Line> lines_;
 };
@@ -499,15 +505,18 @@ void run(const Problem& problem, const Kernels& kernels, const Answer& answer) {
   const std::vector<Piece> pieces = cut(problem);
   const int64_t count = static_cast<int64_t>(pieces.size()), each = problem.lanes ? count / problem.lanes : 0;
   const int64_t floats = problem.heads * Partial::floats(problem), memory = scratch_floats(problem);
-  Lines partials(count * floats);
+  // Kept for the next call: the system would clear what it was given back.
+  thread_local Lines answers;
+  float* partials = answers.room(count * floats);
   const auto attend = [&](int64_t begin, int64_t end) {
-    Lines scratch(memory);
+    thread_local Lines kept;
+    float* scratch = kept.room(memory);
     for (int64_t index = begin; index < end; ++index) {
       const Piece& piece = pieces[index];
       const int64_t row = piece.lane * problem.heads * problem.group;
       const int64_t column = problem.segments[piece.segment].first_column + piece.first;
       float* masses = answer.masses ? answer.masses + row * problem.columns + column : nullptr;
-      kernels.attend(problem, piece, scratch.data(), partials.data() + index * floats, masses);
+      kernels.attend(problem, piece, scratch, partials + index * floats, masses);
     }
   };
   int64_t tokens = 0;
@@ -521,7 +530,7 @@ void run(const Problem& problem, const Kernels& kernels, const Answer& answer) {
   for (int64_t lane = 0; lane < problem.lanes; ++lane) {
     for (int64_t head = 0; head < problem.heads; ++head) {
       const Strip strip{lane, head, lane * each, (lane + 1) * each};
-      for (int64_t query = 0; query < problem.group; ++query) merge(problem, pieces, partials.data(), strip, query, sum, answer);
+      for (int64_t query = 0; query < problem.group; ++query) merge(problem, pieces, partials, strip, query, sum, answer);
     }
   }
 }

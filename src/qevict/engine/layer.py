@@ -145,9 +145,9 @@ class Layer:
             position = landing.positions[lane, landing.of_sinks.token]
             for sinks, vectors in ((self.sink_keys, keys), (self.sink_values, values)):
                 sinks[lane, :, position] = landing.of_sinks.vectors(vectors).to(sinks.dtype)
-        line = self.records.base[:, None] + landing.window
-        slot = self.records.slots[:, 0][landing.entries(line)]
-        address = slot * self.wiring.policy.window_tokens + landing.step
+        line = self.records.base.unsqueeze(1) + landing.window
+        slot = self.records.slots.select(1, 0).index_select(0, landing.entries(line))
+        address = torch.add(landing.step, slot, alpha=self.wiring.policy.window_tokens)
         dense = self.pools[0].lend()
         for name, vectors in (("keys", keys), ("values", values)):
             pool = dense[name]
@@ -180,19 +180,19 @@ class Layer:
 
     def view(self, grid: Grid, landing: Landing) -> View:
         """What attention reads, lent without a copy."""
-        dense, complete = self.pools[0].lend(), grid.index is None
-        slots = grid.spread(self.records.slots)
+        dense, slots = self.pools[0].lend(), grid.spread(self.records.slots)
+        own = slots.select(2, 0).narrow(1, 0, grid.widths[0])
         return View(
             sink_keys=self._attended_sinks(),
             sink_values=self.sink_values,
             keys=dense["keys"],
             values=dense["values"],
-            slots=slots[:, : grid.widths[0], 0] if complete else slots[:, : grid.widths[0], 0].clamp(min=0),
+            slots=own if grid.present is None else own.clamp(min=0),
             regions=self.regions[0],
             hidden=self.hidden[0],
             encoded=self._encoded(grid, slots),
             windows=grid.spread(self.records.window),
-            present=None if complete else grid.present,
+            present=grid.present,
             lengths=landing.lengths,
             rotary=self.wiring.rotary,
             rotary_offset=landing.rotary_offset,
@@ -216,14 +216,13 @@ class Layer:
     def _encoded(self, grid: Grid, slots: Tensor) -> tuple[EncodedSegment, ...]:
         segments, column = [], grid.widths[0]
         for index, (keys, values) in enumerate(self.wiring.codecs, start=1):
-            until = column + grid.widths[index]
-            if until > column:
+            if width := grid.widths[index]:
                 lent = {**self.pools[index].lend(), **self.shared.by_slot(index, self.regions[index])}
-                own = slots[:, column:until, index]
-                own = own if grid.index is None else own.clamp(min=0)
+                own = slots.select(2, index).narrow(1, column, width)
+                own = own if grid.present is None else own.clamp(min=0)
                 codes = part(lent, "keys."), part(lent, "values.")
                 segments.append(EncodedSegment(keys, values, *codes, own, self.regions[index], self.hidden[index]))
-            column = until
+            column += width
         return tuple(segments)
 
     def query(
@@ -267,8 +266,7 @@ class Layer:
     def remember(self, grid: Grid, state: State) -> None:
         """Write the scorer's state back."""
         lines = self.records.lines
-        columns = {name: grid.collect(rectangle, lines) for name, rectangle in state.items()}
-        self.records = attrs.evolve(self.records, state=columns)
+        self.records.state = {name: grid.collect(rectangle, lines) for name, rectangle in state.items()}
 
 
 def rank_in_lane(lanes: Tensor) -> Tensor:

@@ -38,7 +38,7 @@ def observe(
         incoming: what the layer was given.
     """
     wiring, landing, arrival = layer.wiring, forward.landing, forward.arrival
-    needs, columns = wiring.policy.scorer.needs, line - layer.records.starts[:, :1]
+    needs, columns = wiring.policy.scorer.needs, line - layer.records.starts.narrow(1, 0, 1)
     single = _single_queries(layer, forward, incoming) if needs & _SINGLE_QUERIES else None
     shown = Observation(
         columns=columns if landing.of_windows is None else torch.where(line < 0, -1, columns),

@@ -26,13 +26,13 @@ class Grid:
         widths: columns of each segment.
         index: ``[lanes, columns]`` line of each column, any valid line where absent; None where no column is absent, so
             that the rectangle is the table itself.
-        present: False for filler.
+        present: False for filler; None where there is none.
     """
 
     lanes: int
     widths: tuple[int, ...]
     index: Tensor | None
-    present: Tensor
+    present: Tensor | None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -41,21 +41,22 @@ class Grid:
 
     def spread(self, column: Tensor) -> Tensor:
         """A column of the table as ``[lanes, columns, ...]``; filler repeats some other line."""
-        return column.unflatten(0, self.shape) if self.index is None else column[self.index]
+        return column.view(*self.shape, *column.shape[1:]) if self.index is None else column[self.index]
 
     def collect(self, rectangle: Tensor, lines: int) -> Tensor:
         """The inverse of :meth:`spread`, in storage of its own size."""
         if self.index is None:
             flat = rectangle.flatten(0, 1)
             return flat if flat.untyped_storage().nbytes() == flat.nbytes else flat.clone()
+        assert self.present is not None
         flat = rectangle.new_empty((lines + 1, *rectangle.shape[2:]))
         flat[torch.where(self.present, self.index, lines)] = rectangle
         return flat[:lines].clone()
 
 
-@attrs.frozen(eq=False)
+@attrs.define(eq=False)
 class Records:
-    """Lines sorted by lane, then segment, then window.
+    """Lines sorted by lane, then segment, then window; ``slots`` and ``state`` change while they live.
 
     Attributes:
         counts: lines by segment and lane, on the host.
@@ -108,11 +109,9 @@ class Records:
 
     def grid(self) -> Grid:
         """The rectangle over lanes; its operator count depends on nothing but the number of segments."""
-        device = self.starts.device
         if all(min(lanes) == max(lanes) for lanes in self.counts):
-            everywhere = torch.ones((), dtype=torch.bool, device=device)
-            return Grid(self.lanes, self.widths, None, everywhere.expand(self.lanes, sum(self.widths)))
-        index, present = [], []
+            return Grid(self.lanes, self.widths, None, None)
+        device, index, present = self.starts.device, [], []
         for segment, width in enumerate(self.widths):
             steps = torch.arange(width, device=device)
             index.append(self.starts[:, segment : segment + 1] + steps)
@@ -181,7 +180,7 @@ def parted(records: Records, parts: int) -> list[Records]:
 
 def state_of(records: Records, grid: Grid, scorer: Scorer) -> State:
     """The scorer's state as a rectangle; absent columns are as if nothing had been observed."""
-    if grid.index is None:
+    if grid.present is None:
         return {name: grid.spread(column) for name, column in records.state.items()}
     fresh, spread = scorer.start(*grid.shape, grid.present.device), {}
     for name, column in records.state.items():

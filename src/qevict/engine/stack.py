@@ -168,17 +168,18 @@ class Stack:
             self.wiring.aged_until(tokens) if now else 0
             for tokens, now in zip(layer.lane_counts(arrival.after) * layers, due, strict=True)
         ]
-        limit = to_device(aged, grid.present.device)
         window, place = grid.spread(records.window), grid.spread(records.place)
+        limit = to_device(aged, window.device)
+        present = torch.ones_like(window, dtype=torch.bool) if grid.present is None else grid.present
         live = [sum(lane) for lane in zip(*records.counts, strict=True)]
         unranked = map(operator.sub, records.opened, aged)
         candidates = tuple(total - rest if now else 0 for total, rest, now in zip(live, unranked, due, strict=True))
         policy = self.wiring.policy
         return Windows(
             positions=window.long() * policy.window_tokens + policy.sink_tokens,
-            present=grid.present,
-            candidate=grid.present & (window < limit[:, None]),
-            place=torch.where(grid.present, place, PROTECTED).long(),
+            present=present,
+            candidate=present & (window < limit[:, None]),
+            place=torch.where(present, place, PROTECTED).long(),
             candidates=candidates,
             lengths=self.for_every_layer(layer.lane_tensor(arrival.lengths)),
             layers=layers,

@@ -121,4 +121,4 @@ def _attend(query: Query, view: View, instructions: str, *, want_mass: bool) -> 
     )
     if not want_mass:
         return Attended(output, lse)
-    return Attended(output, lse, mass=masses[..., 1:], protected_mass=masses[..., 0])
+    return Attended(output, lse, mass=masses.narrow(2, 1, masses.shape[2] - 1), protected_mass=masses.select(2, 0))
