@@ -7,6 +7,7 @@
 #include <torch/headeronly/util/Exception.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <deque>
@@ -508,10 +509,11 @@ void run(const Problem& problem, const Kernels& kernels, const Answer& answer) {
   // Kept for the next call: the system would clear what it was given back.
   thread_local Lines answers;
   float* partials = answers.room(count * floats);
-  const auto attend = [&](int64_t begin, int64_t end) {
+  std::atomic<int64_t> next{0};  // threads take the next piece when they are ready: no two cores are equally fast
+  const auto attend = [&](int64_t, int64_t) {
     thread_local Lines kept;
     float* scratch = kept.room(memory);
-    for (int64_t index = begin; index < end; ++index) {
+    for (int64_t index = next++; index < count; index = next++) {
       const Piece& piece = pieces[index];
       const int64_t row = piece.lane * problem.heads * problem.group;
       const int64_t column = problem.segments[piece.segment].first_column + piece.first;
@@ -522,9 +524,9 @@ void run(const Problem& problem, const Kernels& kernels, const Answer& answer) {
   int64_t tokens = 0;
   for (const Segment& segment : problem.segments) tokens += segment.columns * segment.window;
   if (tokens * problem.lanes * problem.heads < tiny) {
-    attend(0, count);
+    attend(0, 1);
   } else {
-    torch::stable::parallel_for(0, count, 1, attend);
+    torch::stable::parallel_for(0, torch::stable::get_num_threads(), 1, attend);
   }
   std::vector<float> sum(problem.head_dim);
   for (int64_t lane = 0; lane < problem.lanes; ++lane) {
