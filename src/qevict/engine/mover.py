@@ -1,6 +1,5 @@
 """The only hand that moves bytes: carries a plan out, exactly as many windows as it names."""
 
-import itertools
 import operator
 from collections.abc import Sequence
 
@@ -104,10 +103,11 @@ def _read(stack: Stack, segment: int, slots: Sequence[Tensor]) -> Codes:
 
 def _write(stack: Stack, segment: int, slots: Sequence[Tensor], blocks: Codes) -> None:
     """Give every layer its part of the blocks."""
-    ends = itertools.accumulate((own.shape[0] for own in slots), initial=0)
-    for layer, own, (first, last) in zip(stack.layers, slots, itertools.pairwise(ends), strict=True):
-        if own.shape[0]:
-            layer.pools[segment].write(own, {name: array[:, first:last] for name, array in blocks.items()})
+    sizes = [own.shape[0] for own in slots]
+    parts = {name: array.split(sizes, dim=1) for name, array in blocks.items()}
+    for index, (layer, own) in enumerate(zip(stack.layers, slots, strict=True)):
+        if sizes[index]:
+            layer.pools[segment].write(own, {name: part[index] for name, part in parts.items()})
 
 
 def _positions(stack: Stack, move: Move, lines: Tensor) -> Tensor:
