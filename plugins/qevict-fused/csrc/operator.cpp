@@ -33,7 +33,7 @@ using torch::stable::Tensor;
 constexpr int64_t never = std::numeric_limits<int64_t>::max();
 constexpr int64_t tiny = 4096;  // tokens, over all heads, that are not worth a second thread
 
-// A line of the cache. Vectors of eight floats that begin with one never lie in two.
+// A line of the processor's cache. Of vectors of eight floats from its begin on, none lies in two lines.
 struct alignas(64) Line {
   float floats[16];
 };
@@ -506,7 +506,7 @@ void run(const Problem& problem, const Kernels& kernels, const Answer& answer) {
   const std::vector<Piece> pieces = cut(problem);
   const int64_t count = static_cast<int64_t>(pieces.size()), each = problem.lanes ? count / problem.lanes : 0;
   const int64_t floats = problem.heads * Partial::floats(problem), memory = scratch_floats(problem);
-  // Kept for the next call: the system would clear what it was given back.
+  // Kept by the thread for its next call: memory that is given back comes back as pages to be cleared.
   thread_local Lines answers;
   float* partials = answers.room(count * floats);
   std::atomic<int64_t> next{0};  // threads take the next piece when they are ready: no two cores are equally fast
