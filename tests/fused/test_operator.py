@@ -8,13 +8,14 @@ import attrs
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses import FakeTensorMode
 
 from qevict.backends.reference import ReferenceAttention
 from qevict.contracts.backend import Attended, Query, View
 from qevict.quantizers.affine import PerChannel, PerToken
 from qevict.testing.scenes import Codecs
 from qevict_fused import FusedAttention
-from qevict_fused.layouts import reading
+from qevict_fused.layouts import reading, told
 from tests.fused import has_avx2, needs_operator
 from tests.fused.layouts import BITS, PLAIN, SCOPES, TRANSFORMED
 from tests.fused.views import Sizes, make
@@ -254,6 +255,13 @@ def put_array(index: int, change: Callable[[Tensor], Tensor]) -> Spoil:
     return spoil
 
 
+def freed(tensor: Tensor) -> Tensor:
+    """The same shape over nothing."""
+    copied = tensor.clone()
+    copied.untyped_storage().resize_(0)
+    return copied
+
+
 HOSTILE: dict[str, tuple[Spoil, str]] = {
     "queries of two tokens": (put("queries", lambda x: x.repeat(1, 1, 1, 2, 1)), "queries must be"),
     "queries of integers": (put("queries", lambda x: x.int()), "queries must be float32"),
@@ -271,6 +279,11 @@ HOSTILE: dict[str, tuple[Spoil, str]] = {
     "too few windows": (put("windows", lambda x: x[:, :4]), "columns"),
     "windows of one lane": (put("windows", lambda x: x[:1]), "windows must be"),
     "keys of three axes": (put("keys", lambda x: x[0]), "keys must have windows"),
+    "keys of endless windows": (
+        put("keys", lambda x: x.as_strided((x.shape[0], 0, 2**59, x.shape[3]), (0, 0, x.shape[3], 1))),
+        "fewer than a million",
+    ),
+    "keys that were freed": (put("keys", freed), "keys has no storage"),
     "slots of one lane": (put("slots", lambda x: x[:1]), "slots must be"),
     "too many windows": (put("windows", lambda x: torch.cat((x, x), dim=1)), "10 windows, but 5 columns"),
     "negative windows": (put("windows", lambda x: x - 7), "is none"),
@@ -322,6 +335,14 @@ def test_every_argument_is_spoilt_in_some_way() -> None:
     named = " ".join(HOSTILE) + " " + " ".join(said for _, said in HOSTILE.values())
     missing = [name for name in names() if name not in numbers and name.split("_")[0] not in named]
     assert not missing
+
+
+def test_a_trace_leaves_nothing_behind() -> None:
+    """Layouts are remembered; a tensor that a trace made must not be."""
+    query, view = make(Sizes(), TRANSFORMED[1:2])
+    with FakeTensorMode():
+        told(view)
+    assert torch.isfinite(FusedAttention().attend(query, view, want_mass=True).output).all()
 
 
 def test_shapes_are_known_without_computing(arguments: dict[str, Any]) -> None:

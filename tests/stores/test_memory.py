@@ -35,6 +35,15 @@ def test_an_empty_pool_holds_nothing() -> None:
     assert pool.read(torch.zeros(0, dtype=torch.int64))["scale"].shape == (HEADS, 0, 3)
 
 
+def test_slots_are_whole_numbers_of_any_width() -> None:
+    pool, blocks = open_pool(3), {name: torch.ones(HEADS, 1, *spec.shape) for name, spec in LAYOUT.items()}
+    one = torch.tensor([1], dtype=torch.int32)
+    pool.write(one, blocks)
+    pool.repack(one, torch.tensor([2], dtype=torch.int32), 4)
+    assert pool.lend()["exact"][0, :, 0].tolist() == [0, 0, 1, 0]
+    assert torch.equal(pool.read(torch.tensor([2], dtype=torch.int32))["scale"], blocks["scale"].half())
+
+
 @pytest.mark.parametrize("capacity", [0, 1, 7])
 def test_bytes_are_those_of_the_storages_free_slots_included(capacity: int) -> None:
     pool = open_pool(capacity)

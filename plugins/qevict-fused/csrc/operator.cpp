@@ -95,6 +95,7 @@ Blocks blocks_of(const char* name, const Tensor& tensor, const std::vector<int64
                     name, " must be contiguous");
     expected *= tensor.size(axis);
   }
+  STD_TORCH_CHECK(tensor.numel() == 0 || tensor.data_ptr(), "qevict_fused::attend: ", name, " has no storage");
   if (bytes) check_type(name, tensor, ScalarType::Byte);
   const Number number = bytes ? Number::float32 : number_of(name, tensor);
   const int64_t item = bytes ? 1 : (number == Number::float32 ? 4 : 2);
@@ -226,7 +227,8 @@ struct Columns {
                       int64_t sinks) {
     check_shape("windows", windows, {lanes, -1});
     const int64_t all = windows.size(1), window = keys.dim() == 4 ? keys.size(2) : 0;
-    STD_TORCH_CHECK(window > 0, "qevict_fused::attend: keys must have windows of some tokens, got ", shape_of(keys));
+    STD_TORCH_CHECK(window > 0 && window < (int64_t{1} << 20), "qevict_fused::attend: keys must have windows of some tokens, "
+                    "fewer than a million, got ", shape_of(keys));
     if (present) {
       check_shape("present", *present, {lanes, all});
       check_type("present", *present, ScalarType::Bool);

@@ -31,7 +31,7 @@ class MemoryPool(Pool):
     def write(self, slots: Tensor, codes: Codes) -> None:
         """Store blocks, in place."""
         for name, array in self._arrays.items():
-            array.index_copy_(1, slots, codes[name].to(array.dtype))
+            array.index_copy_(1, slots.long(), codes[name].to(array.dtype))
 
     def read(self, slots: Tensor) -> Codes:
         """Copy blocks out."""
@@ -43,7 +43,7 @@ class MemoryPool(Pool):
 
     def repack(self, slots: Tensor, into: Tensor, capacity: int) -> None:
         """Allocate anew and copy what stays; unused slots hold zeros, so that masked reads stay finite."""
-        moved = slots.shape[0]
+        moved, slots, into = slots.shape[0], slots.long(), into.long()
         unused = torch.ones(capacity, dtype=torch.bool, device=slots.device).index_fill_(0, into, value=False)
         blank = torch.nonzero_static(unused, size=capacity - moved)[:, 0]
         origin = slots.new_zeros(capacity).index_copy_(0, into, slots)

@@ -22,12 +22,10 @@ class Side:
 
     Attributes:
         names: of the arrays, in the order in which the operator reads them.
-        places: what codes stand for; None where they stand for themselves.
         layout: how they are packed.
     """
 
     names: tuple[str, ...]
-    places: Tensor | None
     layout: PairedCodes
 
     @classmethod
@@ -36,16 +34,12 @@ class Side:
         names = ["codes", "scale", "zero"]
         names += ["scale_range", "zero_range"] if layout.scale_bits else []
         names += [name for name in ("norm", "channel_scale", "mean") if name in layout.undone]
-        return cls(
-            tuple(names),
-            None if layout.places is None else torch.tensor(layout.places, dtype=torch.float32, device="cpu"),
-            layout,
-        )
+        return cls(tuple(names), layout)
 
     def arrays(self, codes: Codes) -> list[Tensor]:
         """The arrays themselves."""
-        own = [codes[name] for name in self.names]
-        return own if self.places is None else [*own, self.places]
+        own, places = [codes[name] for name in self.names], self.layout.places
+        return own if places is None else [*own, torch.tensor(places, dtype=torch.float32, device="cpu")]
 
     def format(self, head_dim: int) -> tuple[int, ...]:
         """What the arrays are, in the order of ``Format`` in ``operator.cpp``."""
@@ -55,7 +49,7 @@ class Side:
             layout.scale_bits or 0,
             layout.group_channels or head_dim,
             *(name in layout.undone for name in ("hadamard", "norm", "channel_scale", "mean")),
-            self.places is not None,
+            layout.places is not None,
         )
 
 
