@@ -30,8 +30,9 @@ class BuildIfPossible(build_ext):  # type: ignore[misc]  # setuptools ships no t
 
     def run(self) -> None:
         """Build anew: what an earlier version left behind would be called with other arguments."""
-        for old in Path("src").rglob("_operator*.so"):
-            old.unlink()
+        if self.inplace or self.editable_mode:  # a build for elsewhere, as that under sanitizers, leaves it alone
+            for old in Path("src").rglob("_operator*.so"):
+                old.unlink()
         super().run()
 
     def build_extension(self, ext: Extension) -> None:
