@@ -15,7 +15,7 @@ from benchmarks.conftest import Note, Play, Wish
 from benchmarks.contestants import STOCK, arena, by_policy, holding, name_of, stock_field
 from benchmarks.decoding import CYCLE_TOKENS, decoder
 from benchmarks.generating import read, tokens_of
-from benchmarks.memory import NOT_TAKEN, Job, peak_bytes
+from benchmarks.memory import NOT_TAKEN
 from benchmarks.record import rounded, row, table
 from qevict.bench.speed import Round, pace, paces, take_turns
 
@@ -66,20 +66,8 @@ def _whole(firsts: Sequence[Round], cycles: Sequence[Round], name: str) -> float
 
 
 def _peak(name: str, model: Any, folder: str, wish: Wish) -> float | None:
-    if not wish.peaks:
-        return None
-    job = Job(
-        job="generate",
-        folder=folder,
-        dtype=name_of(model.dtype),
-        name=name,
-        budget=wish.budget,
-        threads=wish.threads,
-        rows=wish.rows,
-        tokens=wish.prompt,
-        new=wish.new,
-    )
-    return peak_bytes(job) / 2**20
+    found = wish.peak("generate", name, model, folder, rows=wish.rows, tokens=wish.prompt, new=wish.new)
+    return None if found is None else found / 2**20
 
 
 def _columns(rows: dict[str, Any]) -> dict[str, Any]:

@@ -2,21 +2,30 @@
 
 from typing import Any
 
+import pytest
+
 from benchmarks.conftest import Note, Wish
 from benchmarks.contestants import STOCK, arena, filled, holding, name_of
 from benchmarks.decoding import CYCLE_TOKENS
-from benchmarks.memory import Job, peak_bytes
+from benchmarks.memory import NOT_TAKEN
 from benchmarks.synthetic import context
 
 
 def bench_memory(model: Any, folder: str, wish: Wish, benchmark: Any, note: Note) -> None:
     """A process for each contestant; how much less each takes than the stock cache, of the bytes that it saves."""
+    if not wish.peaks:
+        pytest.skip(NOT_TAKEN)
     field = wish.field(model.dtype)
     with arena(model, field) as switch:
         caches = filled(model, field, context(model, [wish.tokens]), switch)
     held = {name: holding(cache, field[name], model).exact_bytes for name, cache in caches.items()}
-    peaks: dict[str, int] = {}
-    benchmark.pedantic(lambda: peaks.update((name, peak_bytes(_job(name, model, folder, wish))) for name in field))
+    peaks: dict[str, Any] = {}
+
+    def measure() -> None:
+        for name in field:
+            peaks[name] = wish.peak("decode", name, model, folder, rows=1, tokens=wish.tokens, new=2 * CYCLE_TOKENS)
+
+    benchmark.pedantic(measure)
     rows: dict[str, dict[str, Any]] = {}
     for name in field:
         saved = held[STOCK] - held[name]
@@ -30,17 +39,3 @@ def bench_memory(model: Any, folder: str, wish: Wish, benchmark: Any, note: Note
         "rows": rows,
     }
     note(f"memory-{wish.tokens}-{name_of(model.dtype)}", model, facts)
-
-
-def _job(name: str, model: Any, folder: str, wish: Wish) -> Job:
-    return Job(
-        job="decode",
-        folder=folder,
-        dtype=name_of(model.dtype),
-        name=name,
-        budget=wish.budget,
-        threads=wish.threads,
-        rows=1,
-        tokens=wish.tokens,
-        new=2 * CYCLE_TOKENS,
-    )

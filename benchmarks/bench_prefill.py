@@ -10,7 +10,7 @@ import attrs
 from benchmarks.conftest import Note, Play, Wish
 from benchmarks.contestants import STOCK, arena, by_policy, name_of, stock_field
 from benchmarks.generating import read, tokens_of
-from benchmarks.memory import NOT_TAKEN, Job, peak_bytes
+from benchmarks.memory import NOT_TAKEN
 from benchmarks.scoring import NONE, scorings
 from benchmarks.synthetic import context, fill
 from qevict.bench.speed import Round, paces
@@ -61,17 +61,5 @@ def _beyond(own: float | None, least: float | None) -> float | None:
 
 
 def _peak(name: str, model: Any, folder: str, wish: Wish) -> float | None:
-    if not wish.peaks:
-        return None
-    job = Job(
-        job="score",
-        folder=folder,
-        dtype=name_of(model.dtype),
-        name=name,
-        budget=wish.budget,
-        threads=wish.threads,
-        rows=1,
-        tokens=wish.tokens,
-        new=0,
-    )
-    return peak_bytes(job) / 2**20
+    found = wish.peak("score", name, model, folder, rows=1, tokens=wish.tokens, new=0)
+    return None if found is None else found / 2**20

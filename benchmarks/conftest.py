@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks import record as records
 from benchmarks.attending import l3_bytes
-from benchmarks.contestants import Contestant, by_policy, cheap_to_fill, not_measured, plans, stock_field
-from benchmarks.memory import can_measure
+from benchmarks.contestants import Contestant, by_policy, cheap_to_fill, name_of, not_measured, plans, stock_field
+from benchmarks.memory import Job, can_measure, peak_bytes
 from qevict.bench.models import PACKAGED, SMOLLM2, fetch, quiet_libraries
 from qevict.bench.provenance import provenance
 from qevict.bench.speed import Runners, take_turns
@@ -69,6 +69,24 @@ class Wish:
         return {
             name: policy for name, policy in plans(self.budget, computed).items() if re.search(self.contestants, name)
         }
+
+    def peak(self, job: str, name: str, model: Any, folder: str, *, rows: int, tokens: int, new: int) -> int | None:
+        """Peak bytes of a job in a process of its own; None where they are not wanted, or cannot be had."""
+        if not self.peaks:
+            return None
+        return peak_bytes(
+            Job(
+                job=job,
+                folder=folder,
+                dtype=name_of(model.dtype),
+                name=name,
+                budget=self.budget,
+                threads=self.threads,
+                rows=rows,
+                tokens=tokens,
+                new=new,
+            )
+        )
 
     def field(self, computed: torch.dtype) -> dict[str, Contestant]:
         """All contestants behind a synthetic context; stock caches always take part."""
