@@ -18,8 +18,7 @@ STAGES: dict[str, tuple[type, str]] = {
     "appending": (Layer, "append"),
     ATTENTION: (Engine, "_attend"),
     "scoring": (Engine, "_score"),
-    "planning": (Engine, "_route"),
-    "moving and packing": (Engine, "_finish"),
+    "routing, moving and packing": (Engine, "route_together"),
 }
 """Stages that do not contain each other, and the methods that they are."""
 

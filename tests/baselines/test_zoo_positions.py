@@ -119,7 +119,7 @@ def test_streaming_llm_turns_keys_to_their_places() -> None:
     layer = engine.layers[0]
     assert engine.clock.offset is not None
     assert layer.totals.evictions > 70 - 40
-    view = layer.view(layer.records.grid(), land(engine.wiring, engine.clock.still(), engine.clock.offset))
+    view = layer.view(land(engine.wiring, engine.clock.still(), engine.clock.offset))
     found = {position: view.sink_keys[0, :, position] for position in range(4)}
     for position, slot in zip(view.positions[0].tolist(), view.slots[0].tolist(), strict=True):
         found[position] = view.keys[:, slot, 0]

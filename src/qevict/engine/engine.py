@@ -8,17 +8,16 @@ import torch
 from torch import Tensor
 
 from qevict.contracts.backend import View
-from qevict.contracts.values import Need, Observation
+from qevict.contracts.values import Need
 from qevict.engine import event, tally
 from qevict.engine.checks import check_state
 from qevict.engine.clock import Arrival, Clock, refuse
 from qevict.engine.event import Event
-from qevict.engine.forward import Forward, Incoming, check_sizes
+from qevict.engine.forward import Forward, Incoming, Seen, check_sizes
 from qevict.engine.landing import Landing, land
 from qevict.engine.layer import Layer
 from qevict.engine.looks import look_at
-from qevict.engine.observing import asked, observe
-from qevict.engine.records import Grid
+from qevict.engine.observing import asked, observe, shown_alone
 from qevict.engine.stack import Stack
 from qevict.engine.tally import Tally
 from qevict.engine.wiring import Wiring
@@ -33,6 +32,7 @@ class Engine:
         wiring: sizes and prices.
         clock: how far each row is.
         layers: opened at the first forward.
+        stack: all layers as one, for single tokens and their events; None while a layer is changed by itself.
         forward: the forward under way; left standing by an exception.
         waiting: layers that are to be routed when the forward ends.
         torn: every layer is being changed, one after another; left standing by an exception.
@@ -41,6 +41,7 @@ class Engine:
     wiring: Wiring
     clock: Clock
     layers: list[Layer] = attrs.field(factory=list)
+    stack: Stack | None = None
     forward: Forward | None = None
     waiting: list[int] = attrs.field(factory=list)
     torn: bool = False
@@ -85,7 +86,7 @@ class Engine:
             InterruptedCacheError: it is not whole now.
         """
         self.check_whole()
-        self.torn = True
+        self.torn, self.stack = True, None
         yield
         self.torn = False
 
@@ -93,7 +94,7 @@ class Engine:
         """Forget everything, also after a forward that broke off."""
         fresh = Engine.start(self.wiring)
         self.clock, self.layers = fresh.clock, fresh.layers
-        self.forward, self.waiting, self.torn = None, [], False
+        self.stack, self.forward, self.waiting, self.torn = None, None, [], False
 
     def kept_positions(self, index: int) -> list[list[int]]:
         """True positions held in a layer, lane by lane; asks the device."""
@@ -112,21 +113,23 @@ class Engine:
         """
         forward = self._arrive(index, incoming)
         layer, arrival = self.layers[index], forward.arrival
-        keys, values = layer.by_lane(incoming.keys), layer.by_lane(incoming.values)
-        if arrival.tokens > 1 or arrival.in_prompt:  # a routing event leaves room for the single tokens until the next
-            stack = Stack.of([layer])
-            stack.open_windows(layer.lane_counts([self.wiring.windows_until(tokens) for tokens in arrival.after]))
-            stack.hide(forward.landing.before)
-        line = layer.append(keys, values, forward.landing)
-        grid = layer.records.grid()
-        output, mass = self._attend(layer, grid, incoming, forward)
+        place = self._make_room(layer, forward) if forward.places is None else forward.places[index]
+        layer.append(layer.by_lane(incoming.keys), layer.by_lane(incoming.values), forward.landing, place)
+        output, mass = self._attend(layer, incoming, forward)
         if self._scores(layer, arrival):
-            self._score(layer, grid, arrival, observe(layer, grid, forward, line, mass, incoming))
+            self._see(layer, forward, Seen(incoming, mass))
         if arrival.event:
             self._route(index, forward)
         if index == self.wiring.geometry.layers - 1:
             self._finish(forward)
         return output
+
+    def _make_room(self, layer: Layer, forward: Forward) -> Tensor:
+        """Open windows for a forward's tokens; a routing event leaves room for the single ones until the next."""
+        stack = Stack.of([layer])
+        stack.open_windows(layer.lane_counts([self.wiring.windows_until(tokens) for tokens in forward.arrival.after]))
+        stack.hide(forward.landing.before)
+        return stack.admit(forward.landing)[0]
 
     def _scores(self, layer: Layer, arrival: Arrival) -> bool:
         """There is something to learn, and windows are still to be ranked by it."""
@@ -141,13 +144,23 @@ class Engine:
             rows = incoming.query.shape[0]
             arrival = self.clock.begin(incoming.valid, incoming.visible, incoming.position_ids, rows)
             assert self.clock.offset is not None
-            landing = land(self.wiring, arrival, self.clock.offset)
-            self.forward = Forward(arrival, landing, look_at(self.wiring, self.clock, arrival))
+            landing, look = land(self.wiring, arrival, self.clock.offset), look_at(self.wiring, self.clock, arrival)
+            single = arrival.tokens == 1 and not arrival.in_prompt
+            self.stack = self._together(landing) if single else None
+            self.forward = Forward(arrival, landing, look, None if self.stack is None else self.stack.admit(landing))
         if len(self.layers) == index:
             check_sizes(self.wiring.geometry, incoming)
             self.layers.append(Layer.open(self.wiring, index, incoming.query.shape[0], incoming.keys.device))
         assert self.forward is not None
         return self.forward
+
+    def _together(self, landing: Landing) -> Stack:
+        """All layers as one, before the tokens of a forward come."""
+        if self.stack is not None:
+            return self.stack
+        stack = Stack.of(self.layers)
+        stack.hide(stack.for_every_layer(landing.before))
+        return stack
 
     def check_repeated(self) -> None:
         """A prompt that is to be repeated is held until then.
@@ -164,7 +177,7 @@ class Engine:
             )
             raise UnsupportedOperationError(msg)
 
-    def _attend(self, layer: Layer, grid: Grid, incoming: Incoming, forward: Forward) -> tuple[Tensor, Tensor | None]:
+    def _attend(self, layer: Layer, incoming: Incoming, forward: Forward) -> tuple[Tensor, Tensor | None]:
         """The output, and the masses if the scorer needs them.
 
         The model's own attention reads the prompt, and later what is still whole, if that lies in order or is short:
@@ -173,7 +186,7 @@ class Engine:
         arrival, landing, look = forward.arrival, forward.landing, forward.look
         wanted = Need.MASS in self.wiring.policy.scorer.needs and not look.nothing
         first, exact = arrival.start == 0, layer.sink_keys.dtype == incoming.keys.dtype
-        view = layer.view(grid, landing)
+        view = layer.view(landing)
         if not first and not any(arrival.after):  # nothing but pads so far: there is nothing to read, and no reader
             output = torch.zeros_like(incoming.query.transpose(1, 2), memory_format=torch.contiguous_format)
             return output, self._mass(layer, view, incoming, forward) if wanted else None
@@ -197,15 +210,22 @@ class Engine:
             query = attrs.evolve(query, known=look.known)
         return self.wiring.backend.mass(query, view)
 
-    def _score(self, layer: Layer, grid: Grid, arrival: Arrival, observation: Observation) -> None:
+    def _see(self, layer: Layer, forward: Forward, seen: Seen) -> None:
+        """Score a layer now, or all of them when the forward ends."""
+        if shown_alone(self.wiring.policy.scorer.needs, forward):
+            self._score(Stack.of([layer]), forward, [seen])
+        else:
+            forward.seen.append(seen)
+
+    def _score(self, stack: Stack, forward: Forward, seen: Sequence[Seen]) -> None:
         """Score and record; a scorer is not called where nothing that it needs is to be seen."""
-        scorer, old = self.wiring.policy.scorer, layer.records.state
+        scorer, grid = self.wiring.policy.scorer, stack.records.grid()
+        observation = observe(stack, grid, forward, seen)
         if scorer.needs and not observation.shows_something:
             return
-        state = scorer.update(layer.state(grid), observation)
-        if arrival.event:  # the prompt is one; a look at every token would find nothing else
-            check_state(scorer.name, state, old, grid.shape)
-        layer.remember(grid, state)
+        state = scorer.update(stack.state(grid), observation)
+        check_state(scorer.name, state, stack.records.state, grid.shape)
+        stack.remember(grid, state)
 
     def _route(self, index: int, forward: Forward) -> None:
         """End a layer's prompt at once, so that it does not wait uncompressed for the others.
@@ -235,6 +255,9 @@ class Engine:
         """Route what waits, with one question to the device for all layers; then move the clock."""
         arrival, landing = forward.arrival, forward.landing
         trusted = arrival.tokens == 1 and self.clock.prompted
+        if forward.seen:
+            assert self.stack is not None
+            self._score(self.stack, forward, forward.seen)
         if self.waiting:
             self.route_together(self.waiting, arrival, landing, ask=trusted)
             self.waiting.clear()
@@ -258,7 +281,8 @@ class Engine:
             landing: where the tokens of the forward that ends fell.
             ask: whether single tokens came before, whose faults the question to the device must also be about.
         """
-        planned = event.plan(Stack.of([self.layers[index] for index in indices]), indices, arrival, landing)
+        stack = self.stack or Stack.of([self.layers[index] for index in indices])
+        planned = event.plan(stack, indices, arrival, landing)
         event.carry_out(planned, self._counted(planned, ask=ask), arrival, landing)
 
     def _counted(self, planned: Event, *, ask: bool) -> Tally:

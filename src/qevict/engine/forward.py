@@ -55,11 +55,29 @@ class Forward:
         arrival: its tokens, in time.
         landing: where they fall.
         look: which of its queries the scorer is told of.
+        places: by layer, where in the dense pool they are written, see :meth:`Stack.admit`; None where every layer
+            makes room for them first.
+        seen: of the layers so far, what waits to be shown to the scorer.
     """
 
     arrival: Arrival
     landing: Landing
     look: Look
+    places: tuple[Tensor, ...] | None
+    seen: list["Seen"] = attrs.field(factory=list)
+
+
+@attrs.frozen(eq=False)
+class Seen:
+    """What one layer was given in one forward, and what its attention found.
+
+    Attributes:
+        incoming: what it was given.
+        mass: by window, if it was wanted.
+    """
+
+    incoming: Incoming
+    mass: Tensor | None
 
 
 def check_sizes(geometry: Geometry, incoming: Incoming) -> None:

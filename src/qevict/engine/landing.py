@@ -35,10 +35,10 @@ class Landing:
     of_sinks: "Picked | None"
     padded: bool
 
-    def entries(self, rectangle: Tensor) -> Tensor:
-        """Entries of ``[lanes, tokens]`` for the tokens of windows."""
+    def entries(self, rectangles: Tensor) -> Tensor:
+        """``[layers, picked]`` entries of ``[layers, lanes, tokens]`` for the tokens of windows."""
         picked = self.of_windows
-        return rectangle.flatten() if picked is None else rectangle[picked.lane, picked.token]
+        return rectangles.flatten(1) if picked is None else rectangles[:, picked.lane, picked.token]
 
     def vectors(self, vectors: Tensor) -> Tensor:
         """Rows of ``[lanes, heads, tokens, head_dim]`` for the tokens of windows, ``[heads, picked, head_dim]``."""

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Sequence
+from functools import partial
 from typing import TypeVar
 
 import attrs
@@ -9,7 +10,6 @@ import torch
 from torch import Tensor
 
 from qevict.contracts.backend import EncodedSegment, Query, View
-from qevict.contracts.scorer import State
 from qevict.contracts.store import Pool
 from qevict.contracts.values import Codes
 from qevict.engine import records as table
@@ -50,6 +50,7 @@ class Layer:
         whole: every token is still held as the model gave it, or rounded once to the stored dtype.
         totals: windows moved so far.
         asked: queries that a scorer wants to see at the prompt's end, while it is read in pieces.
+        lent: makes the view of a forward, where nothing of it has to be copied; None if it is to be put together.
     """
 
     wiring: Wiring
@@ -65,6 +66,7 @@ class Layer:
     whole: bool = True
     totals: Totals = attrs.field(factory=Totals)
     asked: Asked | None = None
+    lent: "partial[View] | None" = None
 
     @classmethod
     def open(cls, wiring: Wiring, index: int, rows: int, device: torch.device) -> "Layer":
@@ -134,27 +136,25 @@ class Layer:
         self.pools[segment].repack(slots[owners, segment].long(), into, ends[-1])
         slots[owners, segment] = into.int()
 
-    def append(self, keys: Tensor, values: Tensor, landing: Landing) -> Tensor:
-        """Write a forward's keys and values where they belong; windows for them are open.
+    def append(self, keys: Tensor, values: Tensor, landing: Landing, places: Tensor) -> None:
+        """Write a forward's keys and values where they belong.
 
-        Returns:
-            ``[lanes, tokens]`` the table's line of the window that each token fell into; -1 for sinks and pads.
+        Args:
+            keys: ``[lanes, heads, tokens, head_dim]``.
+            values: likewise.
+            landing: where the tokens fall.
+            places: of those that fall into windows, in the dense pool, from :meth:`Stack.admit`.
         """
         if landing.of_sinks is not None:
             lane = landing.of_sinks.lane
             position = landing.positions[lane, landing.of_sinks.token]
             for sinks, vectors in ((self.sink_keys, keys), (self.sink_values, values)):
                 sinks[lane, :, position] = landing.of_sinks.vectors(vectors).to(sinks.dtype)
-        line = self.records.base.unsqueeze(1) + landing.window
-        slot = self.records.slots.select(1, 0).index_select(0, landing.entries(line))
-        address = torch.add(landing.step, slot, alpha=self.wiring.policy.window_tokens)
         dense = self.pools[0].lend()
         for name, vectors in (("keys", keys), ("values", values)):
             pool = dense[name]
             tokens = pool.view(pool.shape[0], -1, pool.shape[3])
-            tokens.index_copy_(1, address, landing.vectors(vectors).to(pool.dtype))
-        self.hidden[0].view(-1).index_fill_(0, address, value=False)
-        return line if landing.of_windows is None else torch.where(landing.window >= 0, line, -1)
+            tokens.index_copy_(1, places, landing.vectors(vectors).to(pool.dtype))
 
     @property
     def in_order(self) -> bool:
@@ -178,12 +178,23 @@ class Layer:
             whole.append(joined[:, :, :tokens].reshape(rows, self.wiring.geometry.kv_heads, tokens, -1))
         return whole[0], whole[1]
 
-    def view(self, grid: Grid, landing: Landing) -> View:
+    def settle(self, hidden: tuple[Tensor, ...]) -> None:
+        """Note what attention must not see: the last word wherever tokens or windows of the layer have moved."""
+        self.hidden, self.lent = hidden, None
+
+    def view(self, landing: Landing) -> View:
         """What attention reads, lent without a copy."""
+        lend = self.lent or self._lend()
+        return lend(lengths=landing.lengths, rotary_offset=landing.rotary_offset)
+
+    def _lend(self) -> "partial[View]":
+        """All that stays until :meth:`settle`; noted for the next token, unless that would hold copies."""
+        grid, sink_keys = self.records.grid(), self._attended_sinks()
         dense, slots = self.pools[0].lend(), grid.spread(self.records.slots)
         own = slots.select(2, 0).narrow(1, 0, grid.widths[0])
-        return View(
-            sink_keys=self._attended_sinks(),
+        lend = partial(
+            View,
+            sink_keys=sink_keys,
             sink_values=self.sink_values,
             keys=dense["keys"],
             values=dense["values"],
@@ -193,10 +204,11 @@ class Layer:
             encoded=self._encoded(grid, slots),
             windows=grid.spread(self.records.window),
             present=grid.present,
-            lengths=landing.lengths,
             rotary=self.wiring.rotary,
-            rotary_offset=landing.rotary_offset,
         )
+        copied = grid.present is not None or sink_keys is not self.sink_keys or any(self.shared.arrays)
+        self.lent = None if copied else lend
+        return lend
 
     def _attended_sinks(self) -> Tensor:
         """Keys of the sinks where attention sees them.
@@ -207,7 +219,8 @@ class Layer:
         rotary = self.wiring.rotary
         if self.wiring.policy.positions == "original" or self.whole or rotary is None:
             return self.sink_keys
-        first = self.records.window[self.records.starts[:, 0].clamp(max=max(self.records.lines - 1, 0))]
+        line = self.records.starts[:, 0] - self.records.first_line
+        first = self.records.window[line.clamp(max=max(self.records.lines - 1, 0))]
         gap = torch.where(self.records.sizes[:, 0] > 0, first.long() * self.wiring.policy.window_tokens, 0)
         by = gap[:, None, None].expand(-1, -1, self.sink_keys.shape[2])
         turned = attrs.evolve(rotary, amplitude=1.0).rotate(self.sink_keys, by)
@@ -258,15 +271,6 @@ class Layer:
             inside = (start + step for start in sorted(starts) for step in range(policy.window_tokens))
             kept.append([*range(min(tokens, policy.sink_tokens)), *(own for own in inside if own < tokens)])
         return kept
-
-    def state(self, grid: Grid) -> State:
-        """The scorer's state as a rectangle."""
-        return table.state_of(self.records, grid, self.wiring.policy.scorer)
-
-    def remember(self, grid: Grid, state: State) -> None:
-        """Write the scorer's state back."""
-        lines = self.records.lines
-        self.records.state = {name: grid.collect(rectangle, lines) for name, rectangle in state.items()}
 
 
 def rank_in_lane(lanes: Tensor) -> Tensor:

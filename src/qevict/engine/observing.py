@@ -1,4 +1,6 @@
-"""What a forward shows of a layer to the scorer: nothing but what it has declared a need of."""
+"""What a forward shows of its layers to the scorer: nothing but what it has declared a need of."""
+
+from collections.abc import Sequence
 
 import attrs
 import torch
@@ -7,10 +9,11 @@ from torch import Tensor
 from qevict.backends.reference import gather
 from qevict.contracts.backend import Query, View
 from qevict.contracts.values import Held, Need, Observation
-from qevict.engine.forward import Forward, Incoming
+from qevict.engine.forward import Forward, Incoming, Seen
 from qevict.engine.landing import per_lane
 from qevict.engine.layer import Layer
 from qevict.engine.records import Grid
+from qevict.engine.stack import Stack
 from qevict.engine.waiting import Asked
 from qevict.transfer import to_device
 
@@ -24,47 +27,71 @@ def asked(layer: Layer, incoming: Incoming, vectors: Tensor, positions: Tensor, 
     )
 
 
-def observe(
-    layer: Layer, grid: Grid, forward: Forward, line: Tensor, mass: Tensor | None, incoming: Incoming
-) -> Observation:
-    """Put together what the scorer asked to be shown.
+def observe(stack: Stack, grid: Grid, forward: Forward, seen: Sequence[Seen]) -> Observation:
+    """Put together what the scorer asked to be shown, of layers that have taken the forward's tokens in.
 
     Args:
-        layer: what has taken the forward's tokens in.
-        grid: its records.
+        stack: the layers; one alone if :func:`shown_alone`.
+        grid: their records.
         forward: what all layers share of the forward.
-        line: the table's line of each new token's window; these lie in the dense segment, whose columns come first.
-        mass: by window, if it was wanted.
-        incoming: what the layer was given.
+        seen: what each of them was given, and its masses.
     """
-    wiring, landing, arrival = layer.wiring, forward.landing, forward.arrival
-    needs, columns = wiring.policy.scorer.needs, line - layer.records.starts.narrow(1, 0, 1)
-    single = _single_queries(layer, forward, incoming) if needs & _SINGLE_QUERIES else None
-    shown = Observation(
-        columns=columns if landing.of_windows is None else torch.where(line < 0, -1, columns),
+    wiring, landing = stack.wiring, forward.landing
+    needs = wiring.policy.scorer.needs
+    observation = Observation(
+        columns=stack.columns(landing),
         windows=grid.shape[1],
-        mass=mass,
+        mass=_masses(stack, grid, seen),
         stands_for=forward.look.stands_for,
-        keys=layer.by_lane(incoming.keys) if Need.KEYS in needs else None,
-        values=layer.by_lane(incoming.values) if Need.VALUES in needs else None,
+        keys=_side_by_side([stack.by_lane(own.incoming.keys) for own in seen]) if Need.KEYS in needs else None,
+        values=_side_by_side([stack.by_lane(own.incoming.values) for own in seen]) if Need.VALUES in needs else None,
         lanes_per_row=wiring.lanes_per_row,
-        ends_prompt=arrival.whole_prompt,
+        ends_prompt=forward.arrival.whole_prompt,
+        first=_first(stack, forward) if Need.FIRST_LOOKS in needs else None,
+        positions=_positions(stack, grid) if Need.POSITIONS in needs else None,
+        rotary=wiring.rotary if Need.ROTARY in needs else None,
+    )
+    alone = shown_alone(needs, forward)
+    return _with_own(observation, stack.layers[0], forward, seen[0].incoming) if alone else observation
+
+
+def shown_alone(needs: frozenset[Need], forward: Forward) -> bool:
+    """The scorer is to be shown what is put together layer by layer; or layers are not to wait for one another."""
+    own = Need.OUTPUT_PROJECTION in needs or (Need.HELD in needs and forward.arrival.event)
+    return own or forward.places is None
+
+
+def _with_own(observation: Observation, layer: Layer, forward: Forward, incoming: Incoming) -> Observation:
+    """What one layer shows by itself."""
+    needs, backend = layer.wiring.policy.scorer.needs, layer.wiring.backend
+    single = _single_queries(layer, forward, incoming) if needs & _SINGLE_QUERIES else None
+    by_query = single if Need.MASS_BY_QUERY in needs else None
+    shows_held = (Need.HELD in needs and forward.arrival.event) or (Need.PROMPT in needs and observation.ends_prompt)
+    return attrs.evolve(
+        observation,
         queries=single.vectors if single is not None and Need.QUERIES in needs else None,
         asked=None if single is None else single.positions,
-        first=_first(layer, forward) if Need.FIRST_LOOKS in needs else None,
-        rotary=wiring.rotary if Need.ROTARY in needs else None,
         output=incoming.output() if incoming.output and Need.OUTPUT_PROJECTION in needs else None,
+        mass_by_query=None if by_query is None else backend.mass_by_query(by_query, layer.view(forward.landing)),
+        held=_held(layer.view(forward.landing)) if shows_held else None,
     )
-    by_query, held = single if Need.MASS_BY_QUERY in needs else None, _shows_held(needs, forward)
-    if by_query is None and not held and Need.POSITIONS not in needs:
-        return shown
-    view = layer.view(grid, landing)
-    return attrs.evolve(
-        shown,
-        mass_by_query=None if by_query is None else wiring.backend.mass_by_query(by_query, view),
-        positions=_positions(view) if Need.POSITIONS in needs else None,
-        held=_held(view) if held else None,
-    )
+
+
+def _masses(stack: Stack, grid: Grid, seen: Sequence[Seen]) -> Tensor | None:
+    """By column of the rectangle of all layers, of which a layer may lack some."""
+    found = [own.mass for own in seen if own.mass is not None]
+    if not found or all(layer.records.widths == grid.widths for layer in stack.layers):
+        return _side_by_side(found) if found else None
+    masses = found[0].new_zeros(grid.lanes, found[0].shape[1], grid.shape[1])
+    for layer, own, into in zip(stack.layers, found, masses.split(stack.lanes_per_layer), strict=True):
+        segments = own.split(layer.records.widths, 2), into.split(grid.widths, 2)
+        for mass, columns in zip(*segments, strict=True):
+            columns[:, :, : mass.shape[2]] = mass
+    return masses
+
+
+def _side_by_side(by_layer: Sequence[Tensor]) -> Tensor:
+    return by_layer[0] if len(by_layer) == 1 else torch.cat([*by_layer])
 
 
 def _single_queries(layer: Layer, forward: Forward, incoming: Incoming) -> Query | None:
@@ -81,19 +108,18 @@ def _single_queries(layer: Layer, forward: Forward, incoming: Incoming) -> Query
     return query if arrival.whole_prompt else None
 
 
-def _positions(view: View) -> Tensor:
-    return view.positions if view.present is None else torch.where(view.present, view.positions, -1)
+def _positions(stack: Stack, grid: Grid) -> Tensor:
+    policy = stack.wiring.policy
+    positions = grid.spread(stack.records.window).long() * policy.window_tokens + policy.sink_tokens
+    return positions if grid.present is None else torch.where(grid.present, positions, -1)
 
 
-def _first(layer: Layer, forward: Forward) -> Tensor | None:
+def _first(stack: Stack, forward: Forward) -> Tensor | None:
     first = forward.look.first
     if not any(first):
         return None
-    return per_lane(to_device(first, layer.sink_keys.device, torch.bool), layer.wiring.lanes_per_row)
-
-
-def _shows_held(needs: frozenset[Need], forward: Forward) -> bool:
-    return (Need.HELD in needs and forward.arrival.event) or (Need.PROMPT in needs and forward.arrival.whole_prompt)
+    rows = to_device(first, stack.records.window.device, torch.bool)
+    return stack.for_every_layer(per_lane(rows, stack.wiring.lanes_per_row))
 
 
 def _held(view: View) -> Held:

@@ -15,6 +15,7 @@ from qevict.engine.engine import Engine
 from qevict.engine.forward import Incoming
 from qevict.engine.landing import Landing, land, per_lane
 from qevict.engine.layer import Layer
+from qevict.engine.stack import Stack
 from qevict.transfer import to_device
 
 
@@ -59,7 +60,7 @@ class Repetition:
         return output
 
     def _score(self, layer: Layer, keys: Tensor, incoming: Incoming) -> None:
-        grid, policy, device = layer.records.grid(), layer.wiring.policy, keys.device
+        stack, policy, device = Stack.of([layer]), layer.wiring.policy, keys.device
         starts, ends = to_device([*self.starts], device), to_device([*self.ends], device)
         width = max(end - start for start, end in zip(self.starts, self.ends, strict=True))
         positions = starts[:, None] + torch.arange(width, device=device)
@@ -71,8 +72,7 @@ class Repetition:
         highest = _highest(part, inside, sinks, incoming)
         window = torch.div(positions - policy.sink_tokens, policy.window_tokens, rounding_mode="floor")
         window = per_lane(torch.where(inside, window, -1), layer.wiring.lanes_per_row)
-        line = layer.records.base[:, None] + window
-        columns = torch.where(window < 0, -1, line - layer.records.starts[:, :1])
+        grid, columns = layer.records.grid(), layer.records.columns_of(window)
         shown = highest.reshape(layer.lanes, layer.wiring.heads, -1, width)
         observation = Observation(
             columns=columns,
@@ -80,15 +80,14 @@ class Repetition:
             lanes_per_row=layer.wiring.lanes_per_row,
             reconstruction=_by_window(shown, columns, grid.shape[1]),
         )
-        old = layer.records.state
-        state = policy.scorer.update(layer.state(grid), observation)
-        check_state(policy.scorer.name, state, old, grid.shape)
-        layer.remember(grid, state)
+        state = policy.scorer.update(stack.state(grid), observation)
+        check_state(policy.scorer.name, state, layer.records.state, grid.shape)
+        stack.remember(grid, state)
 
 
 def _prompt(layer: Layer, landing: Landing, clock: Clock) -> tuple[Tensor, Tensor]:
     """Keys and values of the prompt as the model's own cache would hold them, pads (of any content) in their places."""
-    gathered = gather(layer.view(layer.records.grid(), landing))
+    gathered = gather(layer.view(landing))
     pads = to_device([clock.seen - own for own in clock.tokens], gathered.keys.device)
     slots = torch.arange(clock.seen, device=pads.device) - per_lane(pads, layer.wiring.lanes_per_row)[:, None]
     held = []

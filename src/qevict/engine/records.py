@@ -44,14 +44,13 @@ class Grid:
         return column.view(*self.shape, *column.shape[1:]) if self.index is None else column[self.index]
 
     def collect(self, rectangle: Tensor, lines: int) -> Tensor:
-        """The inverse of :meth:`spread`, in storage of its own size."""
+        """The inverse of :meth:`spread`."""
         if self.index is None:
-            flat = rectangle.flatten(0, 1)
-            return flat if flat.untyped_storage().nbytes() == flat.nbytes else flat.clone()
+            return rectangle.flatten(0, 1)
         assert self.present is not None
         flat = rectangle.new_empty((lines + 1, *rectangle.shape[2:]))
         flat[torch.where(self.present, self.index, lines)] = rectangle
-        return flat[:lines].clone()
+        return flat[:lines]
 
 
 @attrs.define(eq=False)
@@ -67,10 +66,11 @@ class Records:
         slots: ``[lines, segments]`` slot in each pool, -1 for none; codes that outlive a promotion keep theirs.
         state: the scorer's columns.
         opened: windows opened so far, by lane.
-        starts: ``[lanes, segments]`` first line of each segment.
+        starts: ``[lanes, segments]`` first line of each segment, ``first_line`` added.
         sizes: ``[lanes, segments]`` lines of each segment.
-        base: by lane, the line of window ``w`` less ``w``, for windows not yet aged: they are the last lines of the
-            dense segment, without a gap.
+        base: by lane, the line of window ``w`` less ``w``, ``first_line`` added, for windows not yet aged: they are the
+            last lines of the dense segment, without a gap.
+        first_line: where this table begins in the one that it is a part of.
     """
 
     counts: Counts
@@ -84,6 +84,7 @@ class Records:
     starts: Tensor
     sizes: Tensor
     base: Tensor
+    first_line: int = 0
 
     @property
     def lanes(self) -> int:
@@ -107,6 +108,15 @@ class Records:
         lanes = torch.arange(self.lanes, device=totals.device)
         return lanes.repeat_interleave(totals, output_size=self.lines)
 
+    def lines_of(self, windows: Tensor) -> Tensor:
+        """``[lanes, n]`` lines of windows not yet aged."""
+        return self.base.unsqueeze(1) + (windows - self.first_line)
+
+    def columns_of(self, windows: Tensor) -> Tensor:
+        """``[lanes, n]`` columns in the :meth:`grid` of windows not yet aged; -1 where a window is below 0."""
+        columns = windows + (self.base.unsqueeze(1) - self.starts.narrow(1, 0, 1))
+        return columns.masked_fill_(windows < 0, -1)
+
     def grid(self) -> Grid:
         """The rectangle over lanes; its operator count depends on nothing but the number of segments."""
         if all(min(lanes) == max(lanes) for lanes in self.counts):
@@ -114,7 +124,7 @@ class Records:
         device, index, present = self.starts.device, [], []
         for segment, width in enumerate(self.widths):
             steps = torch.arange(width, device=device)
-            index.append(self.starts[:, segment : segment + 1] + steps)
+            index.append(self.starts[:, segment : segment + 1] + (steps - self.first_line))
             present.append(steps < self.sizes[:, segment : segment + 1])
         lines = torch.cat(index, 1).clamp_(max=max(self.lines - 1, 0))
         return Grid(self.lanes, self.widths, lines, torch.cat(present, 1))
@@ -153,9 +163,8 @@ def parted(records: Records, parts: int) -> list[Records]:
     lanes = records.lanes // parts
     counts = [tuple(own[first : first + lanes] for own in records.counts) for first in range(0, records.lanes, lanes)]
     lines = [sum(map(sum, own)) for own in counts]
-    before = to_device([*itertools.accumulate(lines, initial=0)][:-1], records.starts.device)
-    before = before.repeat_interleave(lanes)
-    starts, base = (records.starts - before[:, None]).split(lanes), (records.base - before).split(lanes)
+    before = [*itertools.accumulate(lines, initial=0)]
+    starts, sizes, base = (own.split(lanes) for own in (records.starts, records.sizes, records.base))
     window, place, moves, slots = (
         column.split(lines) for column in (records.window, records.place, records.moves, records.slots)
     )
@@ -171,8 +180,9 @@ def parted(records: Records, parts: int) -> list[Records]:
             state={name: column[part] for name, column in states.items()},
             opened=records.opened[part * lanes : (part + 1) * lanes],
             starts=starts[part],
-            sizes=records.sizes[part * lanes : (part + 1) * lanes],
+            sizes=sizes[part],
             base=base[part],
+            first_line=before[part],
         )
         for part in range(parts)
     ]
@@ -187,6 +197,12 @@ def state_of(records: Records, grid: Grid, scorer: Scorer) -> State:
         present = grid.present.view(*grid.present.shape, *(1,) * (column.ndim - 1))
         spread[name] = torch.where(present, grid.spread(column), fresh[name])
     return spread
+
+
+def remember(records: Records, grid: Grid, state: State) -> None:
+    """Write the scorer's state back, in place: tables that share a column see it too."""
+    for name, column in records.state.items():
+        column.copy_(grid.collect(state[name], records.lines))
 
 
 def empty(lanes: int, segments: int, state: State, device: torch.device) -> Records:

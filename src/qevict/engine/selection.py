@@ -55,5 +55,5 @@ def _select(layer: Layer, lanes: Sequence[int]) -> None:
 def hide(engine: Engine) -> None:
     """Let attention see the tokens that the clock counts, and no more, after another change than a forward."""
     assert engine.clock.lengths is not None
-    stack = Stack.of(engine.layers)
+    engine.stack = stack = Stack.of(engine.layers)
     stack.hide(stack.for_every_layer(per_lane(engine.clock.lengths, engine.wiring.lanes_per_row)))

@@ -13,6 +13,7 @@ from qevict.contracts.scorer import State
 from qevict.contracts.values import PROTECTED, Windows
 from qevict.engine import records as table
 from qevict.engine.clock import Arrival
+from qevict.engine.landing import Landing
 from qevict.engine.layer import Layer, rank_in_lane, with_slack
 from qevict.engine.records import Counts, Grid, Records
 from qevict.engine.wiring import Wiring
@@ -24,16 +25,18 @@ class Stack:
     """Some layers as one: their lanes one after another, over one table of records.
 
     The prompt's event takes each layer alone, so that no layer waits for the others with its prompt uncompressed. Later
-    events, which move little, take all layers at once. While a stack is at work its layers' own tables are views of the
-    stack's.
+    tokens and events, which are small, take all layers at once. Its layers' own tables are views of the stack's, and so
+    is what is hidden of their dense pools.
 
     Attributes:
         layers: which layers, with equally many lanes each.
         records: the table of all of them.
+        hidden: what attention must not see of all dense pools, one after another; None before :meth:`hide`.
     """
 
     layers: tuple[Layer, ...]
     records: Records
+    hidden: Tensor | None = None
 
     @classmethod
     def of(cls, layers: Sequence[Layer]) -> "Stack":
@@ -72,6 +75,10 @@ class Stack:
         """Lane of each line."""
         return self.records.lane_of()
 
+    def by_lane(self, tensor: Tensor) -> Tensor:
+        """``[rows, kv_heads, ...]`` of one layer as ``[lanes, heads, ...]``."""
+        return self.layers[0].by_lane(tensor)
+
     def put_back(self, records: Records) -> None:
         """Give every layer its part of a new table."""
         self.records = records
@@ -84,8 +91,8 @@ class Stack:
         return tuple(lanes[index * self.lanes_per_layer : (index + 1) * self.lanes_per_layer])
 
     def for_every_layer(self, lanes: Tensor) -> Tensor:
-        """A value of each lane of one layer, for the lanes of all."""
-        return lanes.repeat(len(self.layers)) if len(self.layers) > 1 else lanes
+        """``[lanes, ...]`` of one layer, for the lanes of all."""
+        return lanes.repeat(len(self.layers), *(1,) * (lanes.ndim - 1)) if len(self.layers) > 1 else lanes
 
     def set_live(self, live: Counts) -> None:
         """Note the slots in use."""
@@ -149,9 +156,31 @@ class Stack:
             shape = (bases[-1] + 1, self.wiring.policy.window_tokens)[: 2 - min(segment, 1)]
             hidden = torch.ones(shape, dtype=torch.bool, device=lengths.device)
             hidden[flat] = False if segment else self._unwritten(lengths)
-            parts.append(hidden[:-1].clone().split([last - first for first, last in itertools.pairwise(bases)]))
-        for layer, own in zip(self.layers, zip(*parts, strict=True), strict=True):
-            layer.hidden = own
+            own = hidden[:-1].clone()
+            self.hidden = own if segment == 0 else self.hidden
+            parts.append(own.split([last - first for first, last in itertools.pairwise(bases)]))
+        for layer, masks in zip(self.layers, zip(*parts, strict=True), strict=True):
+            layer.settle(masks)
+        self.__dict__.pop("lane_of", None)  # a stack that stays holds nothing that nobody bills
+
+    def admit(self, landing: Landing) -> tuple[Tensor, ...]:
+        """Let attention see the tokens of a forward, which every layer is about to write.
+
+        Returns:
+            by layer, the place of each token that falls into a window, counted in tokens through its dense pool.
+        """
+        assert self.hidden is not None
+        layers, window = len(self.layers), self.wiring.policy.window_tokens
+        lines = self.records.lines_of(self.for_every_layer(landing.window)).unflatten(0, (layers, -1))
+        slots = self.records.slots.select(1, 0)[landing.entries(lines)]
+        places = torch.add(landing.step, slots, alpha=window)
+        first = to_device([base * window for base in self.bases(0)[:-1]], places.device)
+        self.hidden.view(-1).index_fill_(0, (places + first.unsqueeze(1)).view(-1), value=False)
+        return places.unbind()
+
+    def columns(self, landing: Landing) -> Tensor:
+        """``[lanes, tokens]`` column of the window that each token of a forward falls into; -1 for sinks and pads."""
+        return self.records.columns_of(self.for_every_layer(landing.window))
 
     def _unwritten(self, lengths: Tensor) -> Tensor:
         """``[lines, window]`` tokens of windows that are yet to come."""
@@ -193,6 +222,10 @@ class Stack:
     def state(self, grid: Grid) -> State:
         """The scorer's state of all lanes."""
         return table.state_of(self.records, grid, self.wiring.policy.scorer)
+
+    def remember(self, grid: Grid, state: State) -> None:
+        """Write the scorer's state back."""
+        table.remember(self.records, grid, state)
 
 
 def _side_by_side(by_layer: Sequence[Counts]) -> Counts:
