@@ -1,6 +1,8 @@
 """One backend's call alone, over the same tiers: neither the model nor the engine takes part."""
 
+import copy
 import os
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
@@ -30,15 +32,15 @@ _TIMES = 4
 
 @attrs.frozen(eq=False)
 class Watching(AttentionBackend):
-    """Remembers what the flash backend was asked."""
+    """Remembers what the flash backend was asked last: copies, since what is lent moves with the next event."""
 
     name: ClassVar[str] = "watching"
     provides: ClassVar[frozenset[Need]] = FlashAttention.provides
-    seen: list[tuple[Query, View]] = attrs.field(factory=list)
+    seen: deque[tuple[Query, View]]
 
     def attend(self, query: Query, view: View, *, want_mass: bool) -> Attended:
         """Noted, and passed on."""
-        self.seen.append((query, view))
+        self.seen.append(copy.deepcopy((query, view)))
         return FlashAttention().attend(query, view, want_mass=want_mass)
 
     def mass(self, query: Query, view: View) -> Mass:
@@ -77,13 +79,13 @@ def bench_operator(model: Any, wish: Wish, play: Play, note: Note) -> None:
 
 def _views(model: Any, wish: Wish) -> Sequence[tuple[Query, View]]:
     """What the engine asks a backend, layer by layer."""
-    watching = Watching()
+    watching = Watching(deque(maxlen=model.config.num_hidden_layers))
     policy = attrs.evolve(cheap_to_fill(policies.qevict(wish.budget, dtype=model.dtype)), backend=watching)
     field = {OPERATOR: by_policy(policy)}
     with arena(model, field) as switch:
         cache = filled(model, field, context(model, [wish.tokens]), switch)[OPERATOR]
         attender(model, cache, wish.tokens, copies=1)()
-    return watching.seen[-model.config.num_hidden_layers :]
+    return [*watching.seen]
 
 
 def _calls(asked: Sequence[tuple[Query, View]], backend: AttentionBackend, want_mass: bool) -> Callable[[], None]:  # noqa: FBT001 - the flag of the contract

@@ -138,7 +138,7 @@ class Query:
     positions: LaneTokens
     scaling: float
     padded: bool = True
-    known: Known = attrs.field(factory=Known)
+    known: Known = Known()
     softcap: float | None = None
     sink_logits: Float32[Tensor, "lanes heads group"] | None = None
 

@@ -190,17 +190,20 @@ class Engine:
         if not first and not any(arrival.after):  # nothing but pads so far: there is nothing to read, and no reader
             output = torch.zeros_like(incoming.query.transpose(1, 2), memory_format=torch.contiguous_format)
             return output, self._mass(layer, view, incoming, forward) if wanted else None
-        readable = arrival.in_prompt or layer.in_order or max(arrival.after) <= self.wiring.unranked_tokens
-        if first or (layer.whole and exact and not arrival.padded and readable):
+        if first or (layer.whole and exact and not arrival.padded and self._readable(layer, arrival)):
             history = (incoming.keys, incoming.values) if first else layer.history(arrival.after[0])
             output = incoming.native(*history)
             return output, self._mass(layer, view, incoming, forward) if wanted else None
         query = asked(layer, incoming, incoming.query, landing.positions, padded=landing.padded)
         told = wanted and look.everything
         seen = self.wiring.backend.attend(query, view, want_mass=told)
-        rows = incoming.query.shape[0]
-        output = seen.output.reshape(rows, -1, *seen.output.shape[3:]).transpose(1, 2).contiguous()
+        rows, _, tokens, head_dim = incoming.query.shape
+        output = seen.output.reshape(rows, -1, tokens, head_dim).transpose(1, 2).contiguous()
         return output, self._mass(layer, view, incoming, forward) if wanted and not told else seen.mass
+
+    def _readable(self, layer: Layer, arrival: Arrival) -> bool:
+        """What a layer holds lies in order, or is short."""
+        return arrival.in_prompt or layer.in_order or max(arrival.after) <= self.wiring.unranked_tokens
 
     def _mass(self, layer: Layer, view: View, incoming: Incoming, forward: Forward) -> Tensor:
         """A second pass over the queries that count."""

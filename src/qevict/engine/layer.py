@@ -115,6 +115,8 @@ class Layer:
 
     def by_lane(self, tensor: Tensor) -> Tensor:
         """``[rows, kv_heads, ...]`` as ``[lanes, heads, ...]``."""
+        if self.wiring.lanes_per_row == 1:
+            return tensor
         return tensor.reshape(self.lanes, self.wiring.heads, *tensor.shape[2:])
 
     def lane_counts(self, rows: Sequence[_T]) -> list[_T]:

@@ -50,7 +50,7 @@ class Stack:
         """Sizes and prices, the same for all."""
         return self.layers[0].wiring
 
-    @property
+    @cached_property
     def lanes_per_layer(self) -> int:
         """Lanes of one layer."""
         return self.layers[0].lanes

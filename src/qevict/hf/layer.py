@@ -22,12 +22,18 @@ TAG = "_qevict_layer"
 _TOGETHER = "call the method of the cache, which changes all its layers together"
 
 
-@contextlib.contextmanager
-def plain_arithmetic(device: str) -> Iterator[None]:
+def plain_arithmetic(device: str) -> contextlib.AbstractContextManager[None]:
     """Scores and decoded keys are fp32 whatever the model computes in, and a cache outlives any autograd graph."""
-    if not (torch.is_autocast_enabled(device) or torch.is_inference_mode_enabled() or torch.is_grad_enabled()):
-        yield  # as it is within generate: entering three contexts in every layer of every token would be felt
-        return
+    if torch.is_autocast_enabled(device) or torch.is_inference_mode_enabled() or torch.is_grad_enabled():
+        return _made_plain(device)
+    return _AS_IT_IS  # within generate: entering contexts in every layer of every token would be felt
+
+
+_AS_IT_IS = contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def _made_plain(device: str) -> Iterator[None]:
     with torch.autocast(device, enabled=False), torch.inference_mode(mode=False), torch.no_grad():
         yield
 
@@ -51,14 +57,16 @@ class Turn:
             NotAttachedError: the model does not attend through this library, so nobody would pick them up.
         """
         waiting, self.pending = self.pending, None
-        attached = self.config is None or self.config._attn_implementation in names.BASES
-        if waiting is not None or not attached:
+        if waiting is not None or not (layer.index or self._attached()):  # the first layer asks for all
             msg = (
                 "nobody picks up the keys of this cache: use `with qevict.attach(model, policy):` around every forward "
                 "and generate that is given it, with the model that it was made for"
             )
             raise NotAttachedError(msg)
         self.pending = layer
+
+    def _attached(self) -> bool:
+        return self.config is None or self.config._attn_implementation in names.BASES
 
     def end(self) -> None:
         """Attention has picked them up."""

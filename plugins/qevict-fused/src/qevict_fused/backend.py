@@ -11,7 +11,7 @@ from qevict.contracts.backend import Attended, AttentionBackend, Query, Setting,
 from qevict.contracts.values import ATTENDED, Need
 from qevict.errors import PolicyError
 from qevict.shapes import Mass, MassByQuery
-from qevict_fused.layouts import CHANNELS, reading, told
+from qevict_fused.layouts import CHANNELS, Told, reading, told
 from qevict_fused.native import instruction_set, missing
 
 _REST = FlashAttention()
@@ -65,15 +65,17 @@ class FusedAttention(AttentionBackend):
 
     def attend(self, query: Query, view: View, *, want_mass: bool) -> Attended:
         """One operator for one token."""
-        if not _served(query, view):
+        codes = _served(query, view)
+        if codes is None:
             return _REST.attend(query, view, want_mass=want_mass)
-        return _attend(query, view, self.instructions or "", want_mass=want_mass)
+        return _attend(query, view, codes, self.instructions or "", want_mass=want_mass)
 
     def mass(self, query: Query, view: View) -> Mass:
         """Masses of one token come with its attention."""
-        if not _served(query, view):
+        codes = _served(query, view)
+        if codes is None:
             return _REST.mass(query, view)
-        mass = _attend(query, view, self.instructions or "", want_mass=True).mass
+        mass = _attend(query, view, codes, self.instructions or "", want_mass=True).mass
         assert mass is not None
         return mass
 
@@ -82,21 +84,21 @@ class FusedAttention(AttentionBackend):
         return _REST.mass_by_query(query, view)
 
 
-def _served(query: Query, view: View) -> bool:
-    """One token, on a processor, over what the operator reads."""
+def _served(query: Query, view: View) -> Told | None:
+    """What is told of the codes, where the operator serves: one token, on a processor, over what it reads."""
     vectors = query.vectors
     if vectors.shape[3] != 1 or vectors.device.type != "cpu" or vectors.shape[4] % CHANNELS:
-        return False
+        return None
     if missing() is not None:
         warnings.warn(f"qevict-fused attends as the flash backend does: {missing()}", stacklevel=3)
-        return False
+        return None
     stored = vectors.dtype in _STORED and view.keys.dtype in _STORED
-    return stored and all(reading(each.keys, each.values) is not None for each in view.encoded)
+    return told(view) if stored else None
 
 
-def _attend(query: Query, view: View, instructions: str, *, want_mass: bool) -> Attended:
+def _attend(query: Query, view: View, codes: Told, instructions: str, *, want_mass: bool) -> Attended:
     rotary = view.rotary
-    arrays, formats = told(view)
+    arrays, formats = codes
     output, lse, masses = torch.ops.qevict_fused.attend.default(
         query.vectors,
         query.positions,

@@ -2,12 +2,13 @@
 
 import functools
 from collections.abc import Sequence
+from weakref import WeakKeyDictionary
 
 import attrs
 import torch
 from torch import Tensor
 
-from qevict.contracts.backend import View
+from qevict.contracts.backend import EncodedSegment, View
 from qevict.contracts.paired import PairedCodes
 from qevict.contracts.quantizer import Quantizer
 from qevict.contracts.values import Codes
@@ -64,15 +65,33 @@ def reading(keys: Quantizer, values: Quantizer) -> tuple[Side, Side] | None:
     return Side.of(of_keys), Side.of(of_values)
 
 
-def told(view: View) -> tuple[Sequence[Tensor], Sequence[int]]:
-    """Arrays of all encoded segments, and the numbers that say what they are."""
+Told = tuple[Sequence[Tensor], Sequence[int]]
+"""Arrays of encoded segments, and the numbers that say what they are."""
+
+_KNOWN: WeakKeyDictionary[EncodedSegment, Told] = WeakKeyDictionary()
+"""The engine lends the same segments token after token, until something in them moves."""
+
+
+def told(view: View) -> Told | None:
+    """What the operator is told of all encoded segments; None if it cannot read them."""
     arrays: list[Tensor] = []
     formats: list[int] = []
     for segment in view.encoded:
-        sides = reading(segment.keys, segment.values)
-        assert sides is not None
-        arrays.append(segment.slots)
-        for side, codes in zip(sides, (segment.key_codes, segment.value_codes), strict=True):
-            arrays += side.arrays(codes)
-            formats += side.format(view.keys.shape[3])
+        own = _KNOWN.get(segment) or _of_segment(segment, view.keys.shape[3])
+        if own is None:
+            return None
+        arrays += own[0]
+        formats += own[1]
     return arrays, formats
+
+
+def _of_segment(segment: EncodedSegment, head_dim: int) -> Told | None:
+    sides = reading(segment.keys, segment.values)
+    if sides is None:
+        return None
+    keys, values = sides
+    arrays = [segment.slots, *keys.arrays(segment.key_codes), *values.arrays(segment.value_codes)]
+    own = arrays, [*keys.format(head_dim), *values.format(head_dim)]
+    if keys.layout.places is None and values.layout.places is None:  # a trace makes tensors that outlive it in no cache
+        _KNOWN[segment] = own
+    return own
