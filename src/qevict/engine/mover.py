@@ -54,11 +54,21 @@ def shrink(layer: Layer, allowed_bytes: int | None) -> None:
 
 
 def _grow(layer: Layer, needs: Sequence[Sequence[int]], spare_bytes: int | None) -> None:
-    """Make every lane's regions as large as they must be; the slack that each gets is paid from what is spare."""
+    """Make every lane's regions as large as they must be; the slack that each gets is paid from what is spare.
+
+    Pools that need not grow keep their slack, which has been paid.
+    """
+    blocks, grows = (
+        layer.wiring.slot_bytes,
+        [any(map(operator.gt, *each)) for each in zip(needs, layer.regions, strict=True)],
+    )
+    if spare_bytes is not None:
+        kept = zip(blocks, layer.regions, needs, grows, strict=True)
+        spare_bytes -= sum(block * (sum(old) - sum(own)) for block, old, own, grow in kept if not grow)
     for segment, own in enumerate(needs):
-        if not any(map(operator.gt, own, layer.regions[segment])):
+        if not grows[segment]:
             continue
-        block, regions = layer.wiring.slot_bytes[segment], []
+        block, regions = blocks[segment], []
         for need in map(max, own, layer.live[segment]):  # what will leave a lane has not left yet
             slack = with_slack(need) - need
             if spare_bytes is not None:
