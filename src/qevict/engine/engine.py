@@ -222,7 +222,7 @@ class Engine:
 
     def _score(self, stack: Stack, forward: Forward, seen: Sequence[Seen]) -> None:
         """Score and record; a scorer is not called where nothing that it needs is to be seen."""
-        scorer, grid = self.wiring.policy.scorer, stack.records.grid()
+        scorer, grid = self.wiring.policy.scorer, stack.grid()
         observation = observe(stack, grid, forward, seen)
         if scorer.needs and not observation.shows_something:
             return

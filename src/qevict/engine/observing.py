@@ -80,13 +80,20 @@ def _with_own(observation: Observation, layer: Layer, forward: Forward, incoming
 def _masses(stack: Stack, grid: Grid, seen: Sequence[Seen]) -> Tensor | None:
     """By column of the rectangle of all layers, of which a layer may lack some."""
     found = [own.mass for own in seen if own.mass is not None]
-    if not found or all(layer.records.widths == grid.widths for layer in stack.layers):
-        return _side_by_side(found) if found else None
+    if not found:
+        return None
+    columns = [
+        (own.shape[2],) if stack.in_lines else layer.records.widths
+        for layer, own in zip(stack.layers, found, strict=True)
+    ]
+    if all(own == grid.widths for own in columns):
+        return _side_by_side(found)
     masses = found[0].new_zeros(grid.lanes, found[0].shape[1], grid.shape[1])
-    for layer, own, into in zip(stack.layers, found, masses.split(stack.lanes_per_layer), strict=True):
-        segments = own.split(layer.records.widths, 2), into.split(grid.widths, 2)
-        for mass, columns in zip(*segments, strict=True):
-            columns[:, :, : mass.shape[2]] = mass
+    for own, widths, into in zip(found, columns, masses.split(stack.lanes_per_layer), strict=True):
+        begin = first = 0
+        for width, room in zip(widths, grid.widths, strict=True):
+            into.narrow(2, first, width).copy_(own.narrow(2, begin, width))
+            begin, first = begin + width, first + room
     return masses
 
 

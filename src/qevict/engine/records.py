@@ -117,9 +117,24 @@ class Records:
         columns = windows + (self.base.unsqueeze(1) - self.starts.narrow(1, 0, 1))
         return columns.masked_fill_(windows < 0, -1)
 
+    @property
+    def even(self) -> bool:
+        """All lanes have equally many lines in each segment, so that the lines are a rectangle."""
+        return all(min(lanes) == max(lanes) for lanes in self.counts)
+
+    def in_lines(self) -> Grid:
+        """The rectangle over lanes as if there were one segment: the lines of each lane as they follow one another."""
+        totals = [*map(sum, zip(*self.counts, strict=True))]
+        width = max(totals)
+        if min(totals) == width:
+            return Grid(self.lanes, (width,), None, None)
+        steps = torch.arange(width, device=self.starts.device)
+        lines = (self.starts.narrow(1, 0, 1) + (steps - self.first_line)).clamp_(max=self.lines - 1)
+        return Grid(self.lanes, (width,), lines, steps < self.sizes.sum(1, keepdim=True))
+
     def grid(self) -> Grid:
         """The rectangle over lanes; its operator count depends on nothing but the number of segments."""
-        if all(min(lanes) == max(lanes) for lanes in self.counts):
+        if self.even:
             return Grid(self.lanes, self.widths, None, None)
         device, index, present = self.starts.device, [], []
         for segment, width in enumerate(self.widths):

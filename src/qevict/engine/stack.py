@@ -79,10 +79,20 @@ class Stack:
         """``[rows, kv_heads, ...]`` of one layer as ``[lanes, heads, ...]``."""
         return self.layers[0].by_lane(tensor)
 
+    @cached_property
+    def in_lines(self) -> bool:
+        """What a layer's attention says of windows lies in the order of its lines."""
+        return all(layer.records.even for layer in self.layers)
+
+    def grid(self) -> Grid:
+        """The rectangle in which all layers are scored: a layer's columns as they are, but for filler behind them."""
+        return self.records.in_lines() if self.in_lines else self.records.grid()
+
     def put_back(self, records: Records) -> None:
         """Give every layer its part of a new table."""
         self.records = records
         self.__dict__.pop("lane_of", None)
+        self.__dict__.pop("in_lines", None)
         for layer, own in zip(self.layers, table.parted(records, len(self.layers)), strict=True):
             layer.records = own
 
