@@ -61,7 +61,9 @@ class Scorer(ABC):
         * Which queries are looked at is decided row by row, as it would be for that row alone.
 
     :meth:`update` is called where a forward shows something of what is needed, whatever else is None then; a scorer
-    that needs nothing is called only if it has a state. Behind the prompt of a policy with ``route_at="prompt"``
+    that needs nothing is called only if it has a state. Of a prompt it is called layer by layer, of a single token
+    behind it once for all layers, which are strangers as rows are (unless something is needed that one layer alone can
+    show: its output projection, or all that it holds). Behind the prompt of a policy with ``route_at="prompt"``
     nothing is ranked any more, and nothing shown.
 
     Attributes:

@@ -138,7 +138,7 @@ class Held:
 
 @attrs.frozen(eq=False)
 class Observation:
-    """What one forward showed of one layer.
+    """What one forward showed of one layer; or of all, whose lanes follow one another like those of more rows.
 
     What concerns single queries (``mass_by_query``, ``queries``, ``asked``) comes once for the whole prompt, with the
     forward that ends it, in however many pieces the prompt was read; all queries that the scorer asked for are there.
