@@ -1,5 +1,7 @@
 """Layers stacked up are routed as each would be alone."""
 
+import weakref
+
 import attrs
 import torch
 from tests.oracle import prompts, tiny
@@ -77,3 +79,13 @@ def test_what_is_hidden_is_free_or_not_yet_written() -> None:
         own = layer.records.slots[:, 1][layer.records.place == 1].long()
         assert int((~layer.hidden[1]).sum()) == len(own)
         assert not layer.hidden[1][own].any()
+
+
+def test_a_pool_that_is_laid_out_anew_lets_go_of_the_old_one() -> None:
+    """At once: an event that waited for all layers would hold every pool twice."""
+    cache = cache_of(300, steps=3)
+    for layer in cache.engine.layers:  # type: ignore[attr-defined]
+        assert layer.lent is not None
+        old = [weakref.ref(array) for array in layer.pools[0].lend().values()]
+        layer.repack(0, [own + 1 for own in layer.regions[0]])
+        assert [array() for array in old] == [None] * len(old)

@@ -253,7 +253,7 @@ class TestModes:
             ("update", lambda seen: seen.keys, "a state with the names that it starts with.*got a Tensor"),
             ("update", lambda seen: {"sum": seen.keys.sum()}, r"\['norm'\]; got \['sum'\]"),
             ("update", lambda seen: {"norm": torch.zeros(1, seen.windows).half()}, "state in float32.*float16"),
-            ("update", lambda seen: {"norm": torch.zeros(seen.windows)}, r"over lanes and windows \(1, "),
+            ("update", lambda seen: {"norm": torch.zeros(seen.windows)}, r"over lanes and windows, shaped \(1, "),
         ],
     )
     @pytest.mark.usefixtures("unchecked")

@@ -194,6 +194,17 @@ class TestC07RowsFollow:
         for cache_of, rows in ((twice, [0, 0, 1, 1, 2, 2]), (picked, [2, 0])):
             assert lines_of(cache_of, 1) == [lines_of(cache, 1)[row] for row in rows]
 
+    def test_rows_that_are_put_in_order_in_inference_mode_go_on_without_it(self) -> None:
+        model = small()
+        cache, mask, new = after_an_event(model, POLICIES["int8"])
+        plain = cache.fork()
+        with torch.inference_mode():
+            cache.reorder_cache(torch.tensor([2, 0, 1]))
+        plain.reorder_cache(torch.tensor([2, 0, 1]))
+        turned = new[[2, 0, 1]], mask[[2, 0, 1]]
+        with qevict.attach(model, POLICIES["int8"]):
+            assert torch.equal(step(model, cache, *turned), step(model, plain, *turned))
+
     def test_rows_as_they_are_cost_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
         cache, _, _ = after_an_event(small(), POLICIES["int8"])
         held_before = [id(tensor) for tensor in reachable_tensors(cache)]

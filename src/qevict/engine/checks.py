@@ -1,6 +1,6 @@
 """What the engine asks of a part's answers: a glance at names, dtypes and shapes, never at numbers."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 from torch import Tensor
@@ -10,20 +10,49 @@ from qevict.contracts.values import MovePlan, Windows
 from qevict.errors import ContractError
 
 
-def check_state(scorer: str, state: object, old: State, axes: tuple[int, ...]) -> None:
-    """Hold a scorer to its contract.
+def check_start(scorer: str, state: object) -> None:
+    """Hold a scorer to its contract, by its state of one lane and one window.
 
     Raises:
-        ContractError: the new state has other names, is not fp32, or does not lie over lanes and windows.
+        ContractError: it is no mapping of names to fp32 tensors over both.
     """
-    if not isinstance(state, Mapping) or state.keys() != old.keys():
+    found = _named(scorer, state, state.keys() if isinstance(state, Mapping) else ())
+    behind = {name: column.shape[2:] if isinstance(column, Tensor) else () for name, column in found.items()}
+    _check_columns(scorer, found, (1, 1), behind)
+
+
+def check_state(scorer: str, state: object, old: State, axes: tuple[int, int]) -> None:
+    """Hold a scorer to its contract.
+
+    Args:
+        scorer: its name.
+        state: what it returned.
+        old: the columns that the engine holds.
+        axes: lanes and windows that it was shown.
+
+    Raises:
+        ContractError: the new state has other names or shapes, or is not fp32.
+    """
+    found = _named(scorer, state, old.keys())
+    _check_columns(scorer, found, axes, {name: column.shape[1:] for name, column in old.items()})
+
+
+def _named(scorer: str, state: object, names: Collection[str]) -> Mapping[str, object]:
+    if not isinstance(state, Mapping) or state.keys() != names:
         given = sorted(state) if isinstance(state, Mapping) else f"a {type(state).__name__}"
-        msg = f"scorer {scorer!r} must return a state with the names that it starts with, {sorted(old)}; got {given}"
+        msg = f"scorer {scorer!r} must return a state with the names that it starts with, {sorted(names)}; got {given}"
         raise ContractError(msg)
+    return state
+
+
+def _check_columns(
+    scorer: str, state: Mapping[str, object], axes: tuple[int, int], behind: Mapping[str, tuple[int, ...]]
+) -> None:
     for name, column in state.items():
-        if not isinstance(column, Tensor) or column.dtype != torch.float32 or column.shape[:2] != axes:
+        shape = (*axes, *behind[name])
+        if not isinstance(column, Tensor) or column.dtype != torch.float32 or column.shape != shape:
             msg = (
-                f"scorer {scorer!r} must keep its state in float32, over lanes and windows {axes}; "
+                f"scorer {scorer!r} must keep its state in float32, over lanes and windows, shaped {shape}; "
                 f"its state {name!r} is {_form(column)}"
             )
             raise ContractError(msg)

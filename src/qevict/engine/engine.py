@@ -32,7 +32,7 @@ class Engine:
         wiring: sizes and prices.
         clock: how far each row is.
         layers: opened at the first forward.
-        stack: all layers as one, for single tokens and their events; None while a layer is changed by itself.
+        stack: all layers as one, from the first single token behind the prompt until a layer is laid out by itself.
         forward: the forward under way; left standing by an exception.
         waiting: layers that are to be routed when the forward ends.
         torn: every layer is being changed, one after another; left standing by an exception.
@@ -113,8 +113,8 @@ class Engine:
         """
         forward = self._arrive(index, incoming)
         layer, arrival = self.layers[index], forward.arrival
-        place = self._make_room(layer, forward) if forward.places is None else forward.places[index]
-        layer.append(layer.by_lane(incoming.keys), layer.by_lane(incoming.values), forward.landing, place)
+        places = self._make_room(layer, forward) if forward.places is None else forward.places[index]
+        layer.append(layer.by_lane(incoming.keys), layer.by_lane(incoming.values), forward.landing, places)
         output, mass = self._attend(layer, incoming, forward)
         if self._scores(layer, arrival):
             self._see(layer, forward, Seen(incoming, mass))
@@ -145,9 +145,11 @@ class Engine:
             arrival = self.clock.begin(incoming.valid, incoming.visible, incoming.position_ids, rows)
             assert self.clock.offset is not None
             landing, look = land(self.wiring, arrival, self.clock.offset), look_at(self.wiring, self.clock, arrival)
+            self.forward = Forward(arrival, landing, look)
             single = arrival.tokens == 1 and not arrival.in_prompt
             self.stack = self._together(landing) if single else None
-            self.forward = Forward(arrival, landing, look, None if self.stack is None else self.stack.admit(landing))
+            if self.stack is not None:
+                self.forward = attrs.evolve(self.forward, places=self.stack.admit(landing))
         if len(self.layers) == index:
             check_sizes(self.wiring.geometry, incoming)
             self.layers.append(Layer.open(self.wiring, index, incoming.query.shape[0], incoming.keys.device))

@@ -48,26 +48,6 @@ class Incoming:
 
 
 @attrs.frozen(eq=False)
-class Forward:
-    """What all layers share of one forward.
-
-    Attributes:
-        arrival: its tokens, in time.
-        landing: where they fall.
-        look: which of its queries the scorer is told of.
-        places: by layer, where in the dense pool they are written, see :meth:`Stack.admit`; None where every layer
-            makes room for them first.
-        seen: of the layers so far, what waits to be shown to the scorer.
-    """
-
-    arrival: Arrival
-    landing: Landing
-    look: Look
-    places: tuple[Tensor, ...] | None
-    seen: list["Seen"] = attrs.field(factory=list)
-
-
-@attrs.frozen(eq=False)
 class Seen:
     """What one layer was given in one forward, and what its attention found.
 
@@ -78,6 +58,26 @@ class Seen:
 
     incoming: Incoming
     mass: Tensor | None
+
+
+@attrs.frozen(eq=False)
+class Forward:
+    """What all layers share of one forward.
+
+    Attributes:
+        arrival: its tokens, in time.
+        landing: where they fall.
+        look: which of its queries the scorer is told of.
+        places: by layer, where in the dense pool they are written, see :meth:`Stack.admit`; None where every layer
+            makes room for them first, and is scored at once.
+        seen: of the layers so far, what waits to be shown to the scorer.
+    """
+
+    arrival: Arrival
+    landing: Landing
+    look: Look
+    places: tuple[Tensor, ...] | None = None
+    seen: list[Seen] = attrs.field(factory=list)
 
 
 def check_sizes(geometry: Geometry, incoming: Incoming) -> None:

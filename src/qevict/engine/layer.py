@@ -129,6 +129,7 @@ class Layer:
 
     def repack(self, segment: int, regions: Sequence[int]) -> None:
         """Lay a pool out anew with other regions; a lane's live windows move to its first slots, in order."""
+        self.lent = None  # which would keep the old arrays until all layers have moved
         self.regions = (*self.regions[:segment], tuple(regions), *self.regions[segment + 1 :])
         slots, live = self.records.slots, sum(self.live[segment])
         owners = torch.nonzero_static(slots[:, segment] >= 0, size=live)[:, 0]
@@ -181,7 +182,7 @@ class Layer:
         return whole[0], whole[1]
 
     def settle(self, hidden: tuple[Tensor, ...]) -> None:
-        """Note what attention must not see: the last word wherever tokens or windows of the layer have moved."""
+        """Note what attention must not see, when windows of the layer have moved; :meth:`Stack.admit` shows more."""
         self.hidden, self.lent = hidden, None
 
     def view(self, landing: Landing) -> View:
@@ -208,7 +209,8 @@ class Layer:
             present=grid.present,
             rotary=self.wiring.rotary,
         )
-        copied = grid.present is not None or sink_keys is not self.sink_keys or any(self.shared.arrays)
+        spread = any(self.shared.arrays) and self.lanes > 1
+        copied = spread or grid.present is not None or sink_keys is not self.sink_keys
         self.lent = None if copied else lend
         return lend
 

@@ -58,10 +58,8 @@ def _grow(layer: Layer, needs: Sequence[Sequence[int]], spare_bytes: int | None)
 
     Pools that need not grow keep their slack, which has been paid.
     """
-    blocks, grows = (
-        layer.wiring.slot_bytes,
-        [any(map(operator.gt, *each)) for each in zip(needs, layer.regions, strict=True)],
-    )
+    blocks = layer.wiring.slot_bytes
+    grows = [any(map(operator.gt, own, old)) for own, old in zip(needs, layer.regions, strict=True)]
     if spare_bytes is not None:
         kept = zip(blocks, layer.regions, needs, grows, strict=True)
         spare_bytes -= sum(block * (sum(old) - sum(own)) for block, old, own, grow in kept if not grow)

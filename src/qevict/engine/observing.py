@@ -57,8 +57,11 @@ def observe(stack: Stack, grid: Grid, forward: Forward, seen: Sequence[Seen]) ->
 
 def shown_alone(needs: frozenset[Need], forward: Forward) -> bool:
     """The scorer is to be shown what is put together layer by layer; or layers are not to wait for one another."""
-    own = Need.OUTPUT_PROJECTION in needs or (Need.HELD in needs and forward.arrival.event)
-    return own or forward.places is None
+    return forward.places is None or Need.OUTPUT_PROJECTION in needs or _shows_held(needs, forward)
+
+
+def _shows_held(needs: frozenset[Need], forward: Forward) -> bool:
+    return (Need.HELD in needs and forward.arrival.event) or (Need.PROMPT in needs and forward.arrival.whole_prompt)
 
 
 def _with_own(observation: Observation, layer: Layer, forward: Forward, incoming: Incoming) -> Observation:
@@ -66,14 +69,13 @@ def _with_own(observation: Observation, layer: Layer, forward: Forward, incoming
     needs, backend = layer.wiring.policy.scorer.needs, layer.wiring.backend
     single = _single_queries(layer, forward, incoming) if needs & _SINGLE_QUERIES else None
     by_query = single if Need.MASS_BY_QUERY in needs else None
-    shows_held = (Need.HELD in needs and forward.arrival.event) or (Need.PROMPT in needs and observation.ends_prompt)
     return attrs.evolve(
         observation,
         queries=single.vectors if single is not None and Need.QUERIES in needs else None,
         asked=None if single is None else single.positions,
         output=incoming.output() if incoming.output and Need.OUTPUT_PROJECTION in needs else None,
         mass_by_query=None if by_query is None else backend.mass_by_query(by_query, layer.view(forward.landing)),
-        held=_held(layer.view(forward.landing)) if shows_held else None,
+        held=_held(layer.view(forward.landing)) if _shows_held(needs, forward) else None,
     )
 
 
@@ -82,17 +84,14 @@ def _masses(stack: Stack, grid: Grid, seen: Sequence[Seen]) -> Tensor | None:
     found = [own.mass for own in seen if own.mass is not None]
     if not found:
         return None
-    columns = [
-        (own.shape[2],) if stack.in_lines else layer.records.widths
-        for layer, own in zip(stack.layers, found, strict=True)
-    ]
-    if all(own == grid.widths for own in columns):
+    widths = [(sum(own),) if stack.even else own for own in (layer.records.widths for layer in stack.layers)]
+    if all(own == grid.widths for own in widths):
         return _side_by_side(found)
     masses = found[0].new_zeros(grid.lanes, found[0].shape[1], grid.shape[1])
-    for own, widths, into in zip(found, columns, masses.split(stack.lanes_per_layer), strict=True):
+    for mass, own, into in zip(found, widths, masses.split(stack.lanes_per_layer), strict=True):
         begin = first = 0
-        for width, room in zip(widths, grid.widths, strict=True):
-            into.narrow(2, first, width).copy_(own.narrow(2, begin, width))
+        for width, room in zip(own, grid.widths, strict=True):
+            into.narrow(2, first, width).copy_(mass.narrow(2, begin, width))
             begin, first = begin + width, first + room
     return masses
 

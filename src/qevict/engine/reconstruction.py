@@ -72,7 +72,7 @@ class Repetition:
         highest = _highest(part, inside, sinks, incoming)
         window = torch.div(positions - policy.sink_tokens, policy.window_tokens, rounding_mode="floor")
         window = per_lane(torch.where(inside, window, -1), layer.wiring.lanes_per_row)
-        grid, columns = layer.records.grid(), layer.records.columns_of(window)
+        grid, columns = stack.grid(), stack.records.columns_of(window)
         shown = highest.reshape(layer.lanes, layer.wiring.heads, -1, width)
         observation = Observation(
             columns=columns,
@@ -81,7 +81,7 @@ class Repetition:
             reconstruction=_by_window(shown, columns, grid.shape[1]),
         )
         state = policy.scorer.update(stack.state(grid), observation)
-        check_state(policy.scorer.name, state, layer.records.state, grid.shape)
+        check_state(policy.scorer.name, state, stack.records.state, grid.shape)
         stack.remember(grid, state)
 
 

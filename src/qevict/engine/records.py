@@ -21,6 +21,8 @@ Counts = tuple[tuple[int, ...], ...]
 class Grid:
     """The records as a rectangle over lanes: columns of the dense segment first, then of each encoded one.
 
+    Those of :meth:`Records.in_lines` are one segment in which all lines of a lane follow one another.
+
     Attributes:
         lanes: rows of the rectangle.
         widths: columns of each segment.
@@ -113,7 +115,7 @@ class Records:
         return self.base.unsqueeze(1) + (windows - self.first_line)
 
     def columns_of(self, windows: Tensor) -> Tensor:
-        """``[lanes, n]`` columns in the :meth:`grid` of windows not yet aged; -1 where a window is below 0."""
+        """``[lanes, n]`` columns in either rectangle of windows not yet aged; -1 where a window is below 0."""
         columns = windows + (self.base.unsqueeze(1) - self.starts.narrow(1, 0, 1))
         return columns.masked_fill_(windows < 0, -1)
 
@@ -129,7 +131,7 @@ class Records:
         if min(totals) == width:
             return Grid(self.lanes, (width,), None, None)
         steps = torch.arange(width, device=self.starts.device)
-        lines = (self.starts.narrow(1, 0, 1) + (steps - self.first_line)).clamp_(max=self.lines - 1)
+        lines = (self.starts.narrow(1, 0, 1) + (steps - self.first_line)).clamp_(max=max(self.lines - 1, 0))
         return Grid(self.lanes, (width,), lines, steps < self.sizes.sum(1, keepdim=True))
 
     def grid(self) -> Grid:
@@ -215,9 +217,16 @@ def state_of(records: Records, grid: Grid, scorer: Scorer) -> State:
 
 
 def remember(records: Records, grid: Grid, state: State) -> None:
-    """Write the scorer's state back, in place: tables that share a column see it too."""
+    """Write the scorer's state back, in place: tables that share a column see it too.
+
+    A scorer may hand back what it was lent, as it is or under another name, so that nothing is written before all is
+    read.
+    """
+    lent = {column.untyped_storage().data_ptr() for column in records.state.values()}
+    found = {name: grid.collect(state[name], records.lines) for name in records.state}
+    apart = {name: own.clone() if own.untyped_storage().data_ptr() in lent else own for name, own in found.items()}
     for name, column in records.state.items():
-        column.copy_(grid.collect(state[name], records.lines))
+        column.copy_(apart[name])
 
 
 def empty(lanes: int, segments: int, state: State, device: torch.device) -> Records:

@@ -1,4 +1,4 @@
-"""Layers that are routed together: what an event works out, it works out once for all of them."""
+"""Layers as one: what a single token or an event works out, it works out once for all of them."""
 
 import itertools
 import operator
@@ -80,19 +80,19 @@ class Stack:
         return self.layers[0].by_lane(tensor)
 
     @cached_property
-    def in_lines(self) -> bool:
-        """What a layer's attention says of windows lies in the order of its lines."""
+    def even(self) -> bool:
+        """No layer's own rectangle has filler, so that its columns are its lines."""
         return all(layer.records.even for layer in self.layers)
 
     def grid(self) -> Grid:
-        """The rectangle in which all layers are scored: a layer's columns as they are, but for filler behind them."""
-        return self.records.in_lines() if self.in_lines else self.records.grid()
+        """The rectangle in which all layers are scored."""
+        return self.records.in_lines() if self.even else self.records.grid()
 
     def put_back(self, records: Records) -> None:
         """Give every layer its part of a new table."""
         self.records = records
         self.__dict__.pop("lane_of", None)
-        self.__dict__.pop("in_lines", None)
+        self.__dict__.pop("even", None)
         for layer, own in zip(self.layers, table.parted(records, len(self.layers)), strict=True):
             layer.records = own
 
@@ -171,7 +171,7 @@ class Stack:
             parts.append(own.split([last - first for first, last in itertools.pairwise(bases)]))
         for layer, masks in zip(self.layers, zip(*parts, strict=True), strict=True):
             layer.settle(masks)
-        self.__dict__.pop("lane_of", None)  # a stack that stays holds nothing that nobody bills
+        self.__dict__.pop("lane_of", None)  # what stays until the next event is billed, and this is not
 
     def admit(self, landing: Landing) -> tuple[Tensor, ...]:
         """Let attention see the tokens of a forward, which every layer is about to write.

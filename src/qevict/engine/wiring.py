@@ -1,7 +1,6 @@
 """A policy wired to a model: every size and byte price that follows from the two, computed once."""
 
 import math
-from collections.abc import Mapping
 from functools import cached_property
 
 import attrs
@@ -13,7 +12,7 @@ from qevict.contracts.rotary import Rotary
 from qevict.contracts.router import LayerBounds, TierRouter
 from qevict.contracts.scorer import Scorer
 from qevict.contracts.values import ArraySpec, Geometry, Layout, Windows, layout_bytes
-from qevict.engine.checks import check_parts, check_rankings, check_state
+from qevict.engine.checks import check_parts, check_rankings, check_start
 from qevict.engine.choice import BUILT_IN, Choice, choose
 from qevict.errors import PolicyError
 from qevict.policy import Policy
@@ -285,7 +284,7 @@ def _check_rankings(scorer: Scorer, router: TierRouter) -> None:
     there, position = torch.ones(1, 1, dtype=torch.bool), torch.zeros(1, 1, dtype=torch.int64)
     windows = Windows(position, there, there, position, (1,), lengths=position[0] + 1)
     start = scorer.start(1, 1, position.device)
-    check_state(scorer.name, start, start if isinstance(start, Mapping) else {}, (1, 1))
+    check_start(scorer.name, start)
     offered = scorer.rank(start, windows)
     check_rankings(scorer.name, offered, windows)
     if missing := [name for name in router.rankings if name not in offered]:

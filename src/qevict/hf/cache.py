@@ -20,7 +20,7 @@ from qevict.errors import InputError, InterruptedCacheError, NotAttachedError
 from qevict.hf import names, saving
 from qevict.hf.compat import empty_layer
 from qevict.hf.compiling import outside_graphs
-from qevict.hf.layer import CacheLayer, Turn, refuse, with_owned
+from qevict.hf.layer import CacheLayer, Turn, plain_arithmetic, refuse, with_owned
 from qevict.hf.layers import library_layers, storage_bytes, text_config
 from qevict.hf.reading import check_rows
 from qevict.hf.removal import check_removal, crop_layers
@@ -170,7 +170,8 @@ class Cache(TransformersCache):
         if count:
             others = crop_layers(self.library_layers, count)
             if self.ruled_layers:
-                crop(self.engine, count)
+                with plain_arithmetic(self.wiring.device.type):
+                    crop(self.engine, count)
             self.layers = [layer if isinstance(layer, CacheLayer) else next(others) for layer in self.layers]
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
@@ -220,7 +221,8 @@ class Cache(TransformersCache):
         self.check_whole()
         if held and (order := check_rows(rows, held)) != [*range(held)]:
             if self.ruled_layers:
-                select(self.engine, order)
+                with plain_arithmetic(self.wiring.device.type):
+                    select(self.engine, order)
             for layer in self.library_layers:
                 layer.batch_select_indices(torch.tensor(order, device=layer.keys.device))
 

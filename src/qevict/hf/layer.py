@@ -22,13 +22,6 @@ TAG = "_qevict_layer"
 _TOGETHER = "call the method of the cache, which changes all its layers together"
 
 
-def plain_arithmetic(device: str) -> contextlib.AbstractContextManager[None]:
-    """Scores and decoded keys are fp32 whatever the model computes in, and a cache outlives any autograd graph."""
-    if torch.is_autocast_enabled(device) or torch.is_inference_mode_enabled() or torch.is_grad_enabled():
-        return _made_plain(device)
-    return _AS_IT_IS  # within generate: entering contexts in every layer of every token would be felt
-
-
 _AS_IT_IS = contextlib.nullcontext()
 
 
@@ -36,6 +29,13 @@ _AS_IT_IS = contextlib.nullcontext()
 def _made_plain(device: str) -> Iterator[None]:
     with torch.autocast(device, enabled=False), torch.inference_mode(mode=False), torch.no_grad():
         yield
+
+
+def plain_arithmetic(device: str) -> contextlib.AbstractContextManager[None]:
+    """Scores and decoded keys are fp32 whatever the model computes in, and a cache outlives any autograd graph."""
+    if torch.is_autocast_enabled(device) or torch.is_inference_mode_enabled() or torch.is_grad_enabled():
+        return _made_plain(device)
+    return _AS_IT_IS  # within generate: entering contexts in every layer of every token would be felt
 
 
 @attrs.define(eq=False)
@@ -57,7 +57,7 @@ class Turn:
             NotAttachedError: the model does not attend through this library, so nobody would pick them up.
         """
         waiting, self.pending = self.pending, None
-        if waiting is not None or not (layer.index or self._attached()):  # the first layer asks for all
+        if waiting is not None or (layer.index == 0 and not self._attached()):  # the first layer asks for all
             msg = (
                 "nobody picks up the keys of this cache: use `with qevict.attach(model, policy):` around every forward "
                 "and generate that is given it, with the model that it was made for"

@@ -65,14 +65,14 @@ class FusedAttention(AttentionBackend):
 
     def attend(self, query: Query, view: View, *, want_mass: bool) -> Attended:
         """One operator for one token."""
-        codes = _served(query, view)
+        codes = _for_operator(query, view)
         if codes is None:
             return _REST.attend(query, view, want_mass=want_mass)
         return _attend(query, view, codes, self.instructions or "", want_mass=want_mass)
 
     def mass(self, query: Query, view: View) -> Mass:
         """Masses of one token come with its attention."""
-        codes = _served(query, view)
+        codes = _for_operator(query, view)
         if codes is None:
             return _REST.mass(query, view)
         mass = _attend(query, view, codes, self.instructions or "", want_mass=True).mass
@@ -84,7 +84,7 @@ class FusedAttention(AttentionBackend):
         return _REST.mass_by_query(query, view)
 
 
-def _served(query: Query, view: View) -> Told | None:
+def _for_operator(query: Query, view: View) -> Told | None:
     """What is told of the codes, where the operator serves: one token, on a processor, over what it reads."""
     vectors = query.vectors
     if vectors.shape[3] != 1 or vectors.device.type != "cpu" or vectors.shape[4] % CHANNELS:

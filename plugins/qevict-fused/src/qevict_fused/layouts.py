@@ -17,6 +17,13 @@ CHANNELS = 16
 """Channels of a key come in multiples of it: eight pairs fill a vector."""
 
 
+Told = tuple[Sequence[Tensor], Sequence[int]]
+"""Arrays of encoded segments, and the numbers that say what they are."""
+
+_KNOWN: WeakKeyDictionary[EncodedSegment, Told] = WeakKeyDictionary()
+"""The engine lends the same segments token after token, until something in them moves."""
+
+
 @attrs.frozen(eq=False)
 class Side:
     """Keys, or values, of an encoded segment.
@@ -65,13 +72,6 @@ def reading(keys: Quantizer, values: Quantizer) -> tuple[Side, Side] | None:
     return Side.of(of_keys), Side.of(of_values)
 
 
-Told = tuple[Sequence[Tensor], Sequence[int]]
-"""Arrays of encoded segments, and the numbers that say what they are."""
-
-_KNOWN: WeakKeyDictionary[EncodedSegment, Told] = WeakKeyDictionary()
-"""The engine lends the same segments token after token, until something in them moves."""
-
-
 def told(view: View) -> Told | None:
     """What the operator is told of all encoded segments; None if it cannot read them."""
     arrays: list[Tensor] = []
@@ -92,6 +92,8 @@ def _of_segment(segment: EncodedSegment, head_dim: int) -> Told | None:
     keys, values = sides
     arrays = [segment.slots, *keys.arrays(segment.key_codes), *values.arrays(segment.value_codes)]
     own = arrays, [*keys.format(head_dim), *values.format(head_dim)]
-    if keys.layout.places is None and values.layout.places is None:  # a trace makes tensors that outlive it in no cache
+    if (
+        keys.layout.places is None and values.layout.places is None
+    ):  # those made while a model is traced are of no use later
         _KNOWN[segment] = own
     return own
