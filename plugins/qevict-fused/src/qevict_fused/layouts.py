@@ -92,8 +92,7 @@ def _of_segment(segment: EncodedSegment, head_dim: int) -> Told | None:
     keys, values = sides
     arrays = [segment.slots, *keys.arrays(segment.key_codes), *values.arrays(segment.value_codes)]
     own = arrays, [*keys.format(head_dim), *values.format(head_dim)]
-    if (
-        keys.layout.places is None and values.layout.places is None
-    ):  # those made while a model is traced are of no use later
+    # Places are made into a tensor for each call: one that is made while a model is traced is of no use later.
+    if keys.layout.places is None and values.layout.places is None:
         _KNOWN[segment] = own
     return own
